@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": ROOTS,
     "wire": {"domain"},
     "postgres": ADAPTER,
-    "store": ADAPTER | {"postgres", "workflows"},
+    "store": ADAPTER | {"postgres"},
     "schedules": USE_CASE,
     "workflows": USE_CASE,
     "broker": ADAPTER,

@@ -37,15 +37,18 @@ from mainspring.store.claims import EngineStore
 from mainspring.store.cluster import ClusterStore
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.store.keys import KeyStore
-from mainspring.store.leases import LeaseStore, WorkerPick
+from mainspring.store.leases import LeaseStore
 from mainspring.store.schedule.schedules import Template
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.store.workers import WorkerStore
+from mainspring.workflows.advancing import new_steps
+from mainspring.workflows.task_changes import TaskChanges
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
     DirectLink,
+    RemoteChanges,
     RemoteConnection,
     RemoteEngineStore,
     RemoteKeys,
@@ -279,6 +282,7 @@ class Lab:
 
     engine: EngineStore
     tasks: TaskStore
+    changes: TaskChanges
     keys: KeyStore
     tenants: TenantStore
     cluster: ClusterStore
@@ -401,7 +405,7 @@ class Lab:
         def decide(locked: LockedTask) -> TaskChange | bool:
             return replace(TaskChange.of(locked), state=state, cancel_requested=cancel)
 
-        return await self.tasks.change(tenant, task_id, decide)
+        return await self.changes.change(tenant, task_id, decide)
 
     async def partition_loader(
         self, partitions: Sequence[int], *, after: float = 0.0, until: float = 1e10, cap: int = 100
@@ -450,6 +454,7 @@ def memory_lab() -> Lab:
     return Lab(
         RemoteEngineStore(store, link),
         RemoteTasks(store, link),
+        RemoteChanges(store, link),
         RemoteKeys(store, link),
         RemoteTenants(store, link),
         ClusterStore(connection),
@@ -464,6 +469,7 @@ def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
     return Lab(
         EngineStore(database),
         TaskStore(database, near=NEAR),
+        TaskChanges(database, new_steps(Random(3))),
         KeyStore(database),
         TenantStore(database),
         ClusterStore(connection),

@@ -5,8 +5,7 @@ from uuid import uuid4
 from contract.store_lab import Lab, finish, held, retry
 from mainspring.domain.placement import Ownership
 from mainspring.store.creation import Creation
-from mainspring.store.leases import WorkerPick
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, WorkerPick
 
 
 async def test_a_due_task_is_claimed_once(lab: Lab) -> None:

@@ -27,8 +27,7 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.leases import WorkerPick
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, WorkerPick
 from support.store import StoreWorld, success
 
 SEEN = {"no_worker": 0.9}

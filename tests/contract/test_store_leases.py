@@ -6,7 +6,8 @@ from contract.store_lab import Lab, finish, held
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.placement import Ownership
-from mainspring.store.leases import ExtendedLease, HeldHeartbeat, WorkerPick
+from mainspring.store.leases import ExtendedLease, HeldHeartbeat
+from mainspring.store.task_refs import WorkerPick
 
 OFFER = Offer(frozenset({"default"}), frozenset({"work"}))
 

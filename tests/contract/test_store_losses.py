@@ -12,7 +12,8 @@ from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.store.leases import HeldHeartbeat, WorkerPick
+from mainspring.store.leases import HeldHeartbeat
+from mainspring.store.task_refs import WorkerPick
 
 
 class Loss(NamedTuple):

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.store_lab import Lab, finish
-from mainspring.domain.ids import TaskIds, time_of
+from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
+from support.ids import time_of
 
 _places = st.tuples(
     st.integers(1, 2**31 - 1),
@@ -60,7 +61,7 @@ async def test_what_was_recorded_stays(
     task = await real_lab.running(ownership, tenant)
     await real_lab.engine.finish(ownership, [finish(task)])
     other = await real_lab.create(tenant)
-    assert await real_lab.tasks.purge(tenant, other.id, "tester", lambda _rev: None)
+    assert await real_lab.changes.purge(tenant, other.id, "tester", lambda _rev: None)
     for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 0"):
         with pytest.raises(asyncpg.RaiseError, match="append-only"):
             await connection.execute(statement)
@@ -70,7 +71,7 @@ async def test_a_purge_may_delete_executions(real_lab: Lab) -> None:
     ownership, tenant = await real_lab.join(), await real_lab.tenant()
     task = await real_lab.running(ownership, tenant)
     await real_lab.engine.finish(ownership, [finish(task)])
-    assert await real_lab.tasks.purge(tenant, task.id, "tester", lambda _rev: None)
+    assert await real_lab.changes.purge(tenant, task.id, "tester", lambda _rev: None)
     assert await real_lab.inspect.tries_of(task.id) == []
     assert await real_lab.inspect.end_of(task.id) is None
 

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
 
 from mainspring.config import Config
-from mainspring.store.tasks import TaskFilter
+from mainspring.store.lists.paths import TaskFilter
 from mainspring.workflows import bulk_cancel as bulk
+from mainspring.workflows.advancing import new_steps
 from support.api import Office, opened_office
 from support.letters import INJECTIONS, Undertaker
 
@@ -118,7 +120,7 @@ async def test_many_are_cancelled_in_steps(
 async def test_the_scan_goes_on_where_nothing_matches(office: Office, tasks: Undertaker) -> None:
     for n in range(9):
         await tasks.make(name="last" if n == 8 else "other")
-    narrow = bulk.BulkChanges(office.database, scan=2)
+    narrow = bulk.BulkChanges(office.database, new_steps(Random(1)), scan=2)
     where = TaskFilter(name="last")
     tenant = office.tenants["a"]
     assert (await narrow.count_cancellable(tenant, where)).ended == 1

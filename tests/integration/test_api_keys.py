@@ -364,15 +364,15 @@ async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_lo
     audit = AuditStore(office.database, scan=2)
     where = AuditFilter(office.tenants["a"] if of_tenant else None, subject=made[0])
     found = await audit.list(where, before=None, limit=2)
-    assert [entry.subject for entry in found.entries] == [made[0]]
+    assert [entry.subject for entry in found.items] == [made[0]]
 
-    monkeypatch.setattr(paging, "PATIENCE", -1)
+    monkeypatch.setattr(paging, "TIME_LIMIT", -1)
     pages: list[list[str]] = []
     before = None
     while not pages or before is not None:
         page = await audit.list(where, before=before, limit=2)
         before = page.next_before
-        pages.append([entry.subject for entry in page.entries])
+        pages.append([entry.subject for entry in page.items])
     assert pages == [[], [], [made[0]]]
 
 

@@ -97,7 +97,7 @@ class Desk:
     async def keep_house(self) -> None:
         """A round of housekeeping, as one node of the cluster does it every minute."""
         state = NodeState(mock.Mock(), mock.Mock())
-        keeper = Housekeeper(Config(), state, HousekeepingStore(self.office.database))
+        keeper = Housekeeper(state, HousekeepingStore(self.office.database))
         await keeper.tidy()
         await keeper.retire()
         await keeper.leave()

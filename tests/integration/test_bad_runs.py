@@ -17,7 +17,6 @@ from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
 from support.rows import execution, row, task_id
@@ -118,7 +117,7 @@ async def test_a_run_that_cannot_be_ended_holds_up_no_other(world: RunWorld) -> 
     state = _state()
     state.engine.own(world.ownership.partitions, (), 0.0)
     state.node_id, state.epoch = world.ownership.node_id, world.ownership.epoch
-    deadlines = Deadlines(state, world.outcomes, cast(Announcer, _Listener()), Metrics())
+    deadlines = Deadlines(state, world.outcomes, cast(Announcer, _Listener()))
     looking = asyncio.create_task(deadlines.run())
 
     async def over() -> bool:

@@ -102,8 +102,8 @@ async def test_a_round_of_housekeeping_keeps_lines_for_their_own_time(database: 
         await add_lines(database, f"'{nominal}'", 2, decided="now() - interval '40 days'")
     for ledger_days, left in ((50, 4), (20, 0)):
         config = Config(retention_days=1, ledger_retention_days=ledger_days)
-        state = NodeState(mock.Mock(), mock.Mock())
-        keeper = Housekeeper(config, state, HousekeepingStore(database))
+        state = NodeState(mock.Mock(), mock.Mock(), config)
+        keeper = Housekeeper(state, HousekeepingStore(database))
         await keeper.tidy()
         await keeper.retire()
         await keeper.leave()

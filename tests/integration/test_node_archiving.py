@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from structlog.testing import capture_logs
 
-from mainspring.config import environment_of_programs, load
+from mainspring.config import environment_of_programs
 from mainspring.node import archiving
 from mainspring.node.archiving import ArchiveCommand
 from mainspring.node.housekeeping import Housekeeper
@@ -38,7 +38,7 @@ def keeper(database: Database, command: str) -> Housekeeper:
     ours = {"PATH": os.environ["PATH"], "MAINSPRING_SECRETS_KEY": "x"}
     archive = ArchiveCommand(command, environment_of_programs(ours), "postgresql://somewhere")
     state = NodeState(mock.Mock(), mock.Mock())
-    return Housekeeper(load({}), state, HousekeepingStore(database), archive)
+    return Housekeeper(state, HousekeepingStore(database), archive)
 
 
 async def is_there(database: Database) -> bool:

@@ -11,13 +11,12 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from mainspring.config import load
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.cluster import Topology
-from mainspring.store.upkeep import housekeeping
+from mainspring.store.upkeep import table_changes
 from mainspring.store.upkeep.housekeeping import PARTITIONED, HousekeepingStore
 from mainspring.store.upkeep.table_changes import Round
 from support.evidence import Evidence, waits_for_a_lock
@@ -191,7 +190,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
             raise RuntimeError("no archive today")
 
     await add_key(database, "old", "-1 second")
-    keeper = Housekeeper(load({}), NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
+    keeper = Housekeeper(NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
     with capture_logs() as lines:
         running = asyncio.create_task(keeper.run())
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
@@ -215,7 +214,7 @@ async def test_all_that_is_expired_goes_however_much_it_is(
         "INSERT INTO effects (tenant_id, key, answer, expires_at) SELECT"
         " 1, 'old' || number, '', now() - interval '1 second' FROM generate_series(1, 3) number"
     )
-    with mock.patch.object(housekeeping, "BATCHES", 1):
+    with mock.patch.object(table_changes, "BATCHES", 1):
         assert await house.forget_expired(batch=1) == 2, "never too many at once"
     assert await house.forget_expired(batch=1) == 6
     assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]

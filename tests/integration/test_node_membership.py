@@ -90,15 +90,13 @@ class Living:
 
     def __init__(self, dial: Dial) -> None:
         clock = DatabaseClock()
-        self.state = NodeState(Engine(EngineSettings(), needs_worker), clock)
         self.metrics = Metrics()
+        self.state = NodeState(Engine(EngineSettings(), needs_worker), clock, CONFIG, self.metrics)
         partition_loader, signals = (
             cast(PartitionLoader, _NoStock(self.state)),
             cast(Signals, _NoSignals()),
         )
-        self._membership = Membership(
-            CONFIG, self.state, dial, clock, partition_loader, signals, self.metrics, "test"
-        )
+        self._membership = Membership(self.state, dial, clock, partition_loader, signals, "test")
         self._supervisor = Supervisor()
 
     async def start(self) -> None:

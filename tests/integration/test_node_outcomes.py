@@ -13,10 +13,12 @@ from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.cluster import ClusterStore
-from mainspring.store.leases import HeldHeartbeat, LeaseStore, WorkerPick
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.leases import HeldHeartbeat, LeaseStore
+from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
+from mainspring.workflows.advancing import new_steps
+from mainspring.workflows.task_changes import TaskChanges
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -202,5 +204,7 @@ async def test_nothing_is_written_over_what_nobody_decided_on(
         return change
 
     with pytest.raises(AssertionError, match="cannot have changed"):
-        await TaskStore(world.database, near=30).change(world.tenant_id, task_id, decide)
+        await TaskChanges(world.database, new_steps(Random(3))).change(
+            world.tenant_id, task_id, decide
+        )
     assert await Evidence(world.database).value(_SCHEDULED) == 1

@@ -12,9 +12,10 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step
-from mainspring.store.tasks import TaskChange, TaskStore
+from mainspring.store.tasks import TaskChange
 from mainspring.store.workflow.step_rows import Moved, StepLeaseOffer
 from mainspring.workflows.outcomes import StepsFinished
+from mainspring.workflows.task_changes import TaskChanges
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
@@ -50,7 +51,7 @@ async def task(world: RunWorld, name: str) -> asyncpg.Record:
 
 async def change(world: RunWorld, name: str, **fields: Any) -> None:
     """As a caller of the API does."""
-    tasks = TaskStore(world.database, near=60.0, steps=world.steps)
+    tasks = TaskChanges(world.database, world.steps)
     found = await task(world, name)
     written = await tasks.change(
         world.tenant_id, found["id"], lambda locked: replace(TaskChange.of(locked), **fields)

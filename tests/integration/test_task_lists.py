@@ -20,8 +20,8 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
 from mainspring.store.lists import search as list_search
-from mainspring.store.lists.paths import INDEXES
-from mainspring.store.tasks import TaskFilter, TaskStore
+from mainspring.store.lists.paths import INDEXES, TaskFilter
+from mainspring.store.tasks import TaskStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.lists import Row, matches, write_rows
 
@@ -154,7 +154,7 @@ async def walk(
     before = None
     for _ in range(pages):
         page = await tasks.list(tenant_id, where, before=before, limit=limit)
-        found += [task.id for task in page.tasks]
+        found += [task.id for task in page.items]
         before = page.next_before
         if before is None:
             return found
@@ -164,13 +164,13 @@ async def walk(
 async def test_what_is_rare_is_found_in_one_look_among_many(
     database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "PATIENCE", -1)
+    monkeypatch.setattr(paging, "TIME_LIMIT", -1)
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
         database.rows = database.buffers = 0
         page = await tasks.list(tenant_id, where, before=None, limit=50)
-        assert ([task.id for task in page.tasks], page.next_before) == (wanted, None), words
+        assert ([task.id for task in page.items], page.next_before) == (wanted, None), words
         assert database.rows < 500, words
         assert database.buffers < 600, words
 
@@ -178,14 +178,14 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
 async def test_shortcuts_find_the_rare_without_an_order(
     database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "PATIENCE", 60)  # or a slow machine is shown a short page
+    monkeypatch.setattr(paging, "TIME_LIMIT", 60)  # or a slow machine is shown a short page
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE_AND_UNORDERED.items():
         wanted = [row.id for row in reversed(crowd) if matches(row, where)]
         database.rows = database.buffers = 0
         page = await tasks.list(tenant_id, where, before=None, limit=50)
         assert wanted, words
-        assert ([task.id for task in page.tasks], page.next_before) == (wanted, None), words
+        assert ([task.id for task in page.items], page.next_before) == (wanted, None), words
         # Due times are known by blocks of history, one of which has some 7,000 of these small rows.
         assert database.rows < 5500 + 7500 * words.startswith("due"), words
 
@@ -214,7 +214,7 @@ async def test_what_is_nowhere_costs_next_to_nothing(
     ):
         database.rows = database.buffers = 0
         page = await tasks.list(tenant_id, where, before=None, limit=50)
-        assert (page.tasks, page.next_before) == ([], None), where
+        assert (page.items, page.next_before) == ([], None), where
         assert database.rows < 20, where
         assert database.buffers < 100, where
 
@@ -237,7 +237,7 @@ async def test_full_pages_of_many_read_little(
         for _ in range(3):
             database.rows = database.buffers = 0
             page = await tasks.list(tenant_id, where, before=before, limit=50)
-            assert len(page.tasks) == 50
+            assert len(page.items) == 50
             assert database.rows < 600, where
             assert database.buffers < 1000, where
             before = page.next_before
@@ -321,12 +321,12 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             wanted = [row for row in reversed(rows) if matches(row, where)]
             tasks = TaskStore(database, near=30, scan=scan)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(paging, "PATIENCE", patience)
+                patch.setattr(paging, "TIME_LIMIT", patience)
                 patch.setattr(list_search, "FIRST_SCANS", scans)
                 found = runner.run(walk(tasks, tenant_id, where, limit))
                 assert found == [row.id for row in wanted]
                 first = runner.run(tasks.list(tenant_id, where, before=None, limit=limit))
-            shown = [(t.id, t.state, t.queue, t.name, t.labels) for t in first.tasks]
+            shown = [(t.id, t.state, t.queue, t.name, t.labels) for t in first.items]
             expected = [(r.id, r.state, r.queue, r.name, r.labels) for r in wanted[:limit]]
             # Nobody who reads one page only takes the list for empty.
             assert shown == expected if patience > 0 else shown == expected[: len(shown)]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from mainspring.domain.task import TaskState
-from mainspring.store.tasks import TaskChange, TaskStore
+from mainspring.store.tasks import TaskChange
+from mainspring.workflows.task_changes import TaskChanges
 from support.runs import RunWorld, finish, step, workflow
 
 
@@ -56,7 +57,7 @@ async def test_a_list_that_is_begun_again_with_all_its_items_done_is_joined(
 ) -> None:
     run = await world.begin(workflow(step("list", foreach="[1, 2]"), on_failure="continue"))
     items = await world.claim(run)
-    tasks = TaskStore(world.database, near=60.0, steps=world.steps)
+    tasks = TaskChanges(world.database, world.steps)
     [row] = await world.database.fetch("SELECT id FROM tasks WHERE step = 'list'")
     await tasks.change(
         world.tenant_id, row["id"], lambda locked: replace(TaskChange.of(locked), state="cancelled")

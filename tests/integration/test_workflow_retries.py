@@ -180,7 +180,7 @@ async def test_what_a_paused_run_kept_of_a_list_goes_when_the_list_may_be_anothe
 ) -> None:
     definition = workflow(*LISTED.steps, step("idle", delay=3600), on_failure="continue")
     run = await listed(world, definition)
-    await world.runs.pause(world.tenant_id, run, "me")
+    await world.runs.pause(world.ownership, world.tenant_id, run, "me", await world.now())
     assert await retry(world, run, "each") == []
     assert await retry(world, run, "a") == []
     await world.runs.resume(world.ownership, world.tenant_id, run, "me", await world.now())

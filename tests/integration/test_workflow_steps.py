@@ -147,13 +147,13 @@ async def test_cancelling_ends_what_waits_asks_what_runs_and_cleans_up(world: Ru
     assert await world.drain(run) == ["tidy"]
     assert await world.state(run) == "cancelled"
     with pytest.raises(Conflict):
-        await world.runs.pause(world.tenant_id, run, "me")
+        await world.runs.pause(world.ownership, world.tenant_id, run, "me", await world.now())
 
 
 async def test_a_paused_run_starts_nothing_until_it_is_resumed(world: RunWorld) -> None:
     run = await world.begin(workflow(step("a"), step("b"), step("c", "a", "b"), step("d", "a")))
     [first] = await world.claim(run, limit=1)
-    await world.runs.pause(world.tenant_id, run, "me")
+    await world.runs.pause(world.ownership, world.tenant_id, run, "me", await world.now())
     assert await world.claim(run) == []
     await world.report([first])
     assert await world.claim(run) == []
@@ -380,7 +380,7 @@ async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
     )
     run = await world.begin(definition)
     await world.report(await world.claim(run, names=["a", "x"]), TaskState.FAILED)
-    await world.runs.pause(world.tenant_id, run, "me")
+    await world.runs.pause(world.ownership, world.tenant_id, run, "me", await world.now())
     args = (world.ownership, world.tenant_id, run, "me", await world.now())
     await world.runs.retry(*args, step="a")
     await world.runs.skip(*args, step="x")
@@ -397,7 +397,7 @@ async def test_a_try_that_ends_while_its_run_is_paused_is_followed_by_none(
 ) -> None:
     run = await world.begin(workflow(step("a"), step("b", "a")))
     [held] = await world.claim(run, lease=0.0)
-    await world.runs.pause(world.tenant_id, run, "me")
+    await world.runs.pause(world.ownership, world.tenant_id, run, "me", await world.now())
     if lost:
         ref = TaskRef(held.tenant_id, held.id, held.fence)
         [row] = (await world.engine.expire_leases([ref])).rows

@@ -16,9 +16,9 @@ from mainspring.store.leases import (
     Judged,
     LeasedTask,
     LeaseStore,
-    WorkerPick,
 )
 from mainspring.store.messages import MessageStore
+from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import Touch, WorkerStore
 from simulation.remote import Link
 from simulation.store import MemoryStore, assignment_of

@@ -40,7 +40,13 @@ from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
-from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
+from simulation.remote import (
+    RemoteChanges,
+    RemoteConnection,
+    RemoteEngineStore,
+    RemoteKeys,
+    RemoteTasks,
+)
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
 from simulation.world import CALM, World
@@ -295,44 +301,32 @@ class SimNode:
             stream_cap=config.stream_cap,
             tenant_cap=config.tenant_cap,
         )
-        self.state = NodeState(Engine(settings, needs_worker), self.clock, node_id=world.uuid())
+        self.state = NodeState(
+            Engine(settings, needs_worker), self.clock, config, METRICS, node_id=world.uuid()
+        )
         remote = RemoteEngineStore(store, self.network)
         signals = LossySignals(world, self.state, others)
-        announcer = Announcer(self.state, signals, METRICS)
-        recorder = Recorder(
-            config, self.state, remote, cast(StepOutcomes, _NoSteps()), announcer, METRICS, rng
-        )
-        dispatcher = Dispatcher(config, self.state, remote, recorder, METRICS)
+        announcer = Announcer(self.state, signals)
+        recorder = Recorder(self.state, remote, cast(StepOutcomes, _NoSteps()), announcer, rng)
+        dispatcher = Dispatcher(self.state, remote, recorder)
         self.post = Mailbox(self.state, self._messages(store, signals), config.wake_poll)
         leases = MemoryLeases(store)
         self.lease_service = LeaseService(
-            config,
             self.state,
             RemoteLeases(leases, self.network),
             recorder,
-            METRICS,
             RemoteWorkers(leases, self.network),
             self.post,
             dispatcher.expire_leases,
         )
         dispatcher.serve_workers(self.lease_service)
         keys = RemoteKeys(store, self.network)
-        partition_loader = PartitionLoader(config, self.state, remote, dispatcher, METRICS)
-        self.loader = Loader(
-            config, self.state, remote, keys, dispatcher, partition_loader, METRICS
-        )
+        partition_loader = PartitionLoader(self.state, remote, dispatcher)
+        self.loader = Loader(self.state, remote, keys, dispatcher, partition_loader)
         self.membership = Membership(
-            config,
-            self.state,
-            self._connection(store),
-            self.clock,
-            partition_loader,
-            signals,
-            METRICS,
-            "simulated",
+            self.state, self._connection(store), self.clock, partition_loader, signals, "simulated"
         )
         self.node = Node(
-            config,
             self.state,
             self.membership,
             self.loader,
@@ -348,6 +342,7 @@ class SimNode:
             self.lease_service,
         )
         self.tasks = RemoteTasks(store, self.network)
+        self.changes = RemoteChanges(store, self.network)
         self.ingest = Ingest(self.tasks, self.node, self.clock, METRICS, store.near)
         self.process.spawn(self._start)
 
@@ -360,7 +355,7 @@ class SimNode:
         chance = Random(self.world.rng.getrandbits(64))
         occurrence_writer = OccurrenceWriter(TaskIds(chance), chance, near=store.near)
         schedules = RemoteSchedules(MemorySchedules(store), self.network, occurrence_writer)
-        return Materializer(config, self.state, schedules, announcer, METRICS)
+        return Materializer(self.state, schedules, announcer)
 
     @property
     def alive(self) -> bool:

@@ -22,6 +22,7 @@ from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import StoredTenant, TenantStore
+from mainspring.workflows.task_changes import TaskChanges
 from simulation.store import MemoryStore
 from support.rows import MemoryRecord
 
@@ -123,7 +124,7 @@ class RemoteEngineStore(EngineStore):
 
 
 class RemoteTasks(TaskStore):
-    """The API's store over a link: as much of it as creates and changes tasks."""
+    """The API's store over a link: as much of it as creates tasks."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
         self._store = store
@@ -150,6 +151,14 @@ class RemoteTasks(TaskStore):
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))
+
+
+class RemoteChanges(TaskChanges):
+    """Changes of tasks over a link."""
+
+    def __init__(self, store: MemoryStore, link: Link) -> None:
+        self._store = store
+        self._link = link
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], TaskChange | T]

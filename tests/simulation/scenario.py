@@ -395,7 +395,7 @@ class Scenario:
 
         async def ask() -> None:
             try:
-                decided = await node.tasks.change(tenant, task_id, partial(_decide, rule))
+                decided = await node.changes.change(tenant, task_id, partial(_decide, rule))
             except (StoreUnavailable, Conflict):
                 return
             if decided is True:

@@ -15,7 +15,7 @@ import msgspec
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, Placed, decide
-from mainspring.schedules.service import DueSchedule, ScheduleService
+from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
 from mainspring.store.schedule.schedules import StoredSchedule
 from simulation.remote import Link
 from simulation.store import MemoryStore
@@ -142,8 +142,8 @@ class RemoteSchedules(ScheduleService):
             lambda: self._memory.fire(ownership, asked, self._occurrence_writer)
         )
 
-    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
-        return await self._link.call(lambda: (self._memory.overdue(seconds), None))
+    async def overdue(self, seconds: float) -> OverdueSchedules:
+        return await self._link.call(lambda: OverdueSchedules(self._memory.overdue(seconds), None))
 
     async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
         return []

@@ -10,9 +10,12 @@ from mainspring.domain.execution import TaskError
 from mainspring.domain.lateness import Earlier, Waited
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.schedule.definition import ScheduleDefinition
-from mainspring.domain.task import PARKED
+from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import NewTask
+
+PARKED = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
+"""States in which time does not matter: such rows stay out of the owner's window."""
 
 
 @dataclass(slots=True)

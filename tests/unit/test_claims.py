@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 
 from mainspring.clock import ManualClock
-from mainspring.config import Config
 from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
 from mainspring.domain.tenant import TenantLimits
@@ -19,7 +18,6 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import Seen, TaskRef
 from support.rows import row
@@ -74,14 +72,14 @@ async def test_only_a_claim_that_was_sent_is_made_void(
     problem: StoreUnavailable, asked: list[str]
 ) -> None:
     """Any other is sent again, and who was picked keeps its place until then."""
-    config, metrics, nothing = Config(), Metrics(), cast(Any, None)
+    nothing = cast(Any, None)
     state = NodeState(Engine(EngineSettings()), ManualClock(NOW))
     state.engine.extend_horizon(NOW + 10)
     state.engine.own([0], [row(1, due=NOW, capability="http")], NOW)
     state.engine.set_limits({1: TenantLimits()}, NOW)
     store = Unanswered(problem)
-    recorder = Recorder(config, state, nothing, nothing, nothing, metrics, Random(1))
-    dispatcher = Dispatcher(config, state, store, recorder, metrics)
+    recorder = Recorder(state, nothing, nothing, nothing, Random(1))
+    dispatcher = Dispatcher(state, store, recorder)
     dispatcher.add_executor(cast(Any, Runs()))
     running = asyncio.create_task(dispatcher.run())
     async with asyncio.timeout(5):

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.domain.execution import Outcome, Report, TaskError, believed
-from mainspring.domain.ids import TaskIds, time_of
+from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome
 from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
 from mainspring.domain.retry import RetryPolicy, backoff, next_try
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
+from support.ids import time_of
 from support.rows import execution, row
 
 NOW = 1_800_000_000.0

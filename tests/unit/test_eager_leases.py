@@ -60,9 +60,9 @@ class Runs:
 class Reports(Recorder):
     """A recorder that writes nothing."""
 
-    def __init__(self, config: Config, state: NodeState, metrics: Metrics) -> None:
+    def __init__(self, state: NodeState) -> None:
         nothing = cast(Any, None)
-        super().__init__(config, state, nothing, nothing, nothing, metrics, Random(1))
+        super().__init__(state, nothing, nothing, nothing, Random(1))
         self.reports: list[Report] = []
 
     def report(self, reports: Sequence[Report]) -> None:
@@ -95,11 +95,11 @@ class World:
         engine = Engine(EngineSettings())
         engine.own([0], [], NOW)
         engine.set_limits({1: TenantLimits()}, NOW)
-        self.state = state = NodeState(engine, ManualClock(NOW))
+        self.state = state = NodeState(engine, ManualClock(NOW), config, metrics)
         self.engine, self.executor = engine, Runs()
-        self.recorder = Reports(config, state, metrics)
+        self.recorder = Reports(state)
         self.store = Leases()
-        self.dispatcher = Dispatcher(config, state, cast(Any, self.store), self.recorder, metrics)
+        self.dispatcher = Dispatcher(state, cast(Any, self.store), self.recorder)
         self.dispatcher.add_executor(cast(Any, self.executor))
 
     def leased(self, number: int, **fields: Any) -> tuple[TaskRow, Execution]:

@@ -86,10 +86,10 @@ class World:
         self.engine = Engine(EngineSettings(lease=LEASE))
         self.engine.own([0], [], NOW)
         self.engine.set_limits({1: TenantLimits()}, NOW)
-        self.state = NodeState(self.engine, self.clock)
+        self.state = NodeState(self.engine, self.clock, config, metrics)
         nothing = cast(Any, None)
-        recorder = Recorder(config, self.state, nothing, nothing, nothing, metrics, Random(1))
-        self.dispatcher = Dispatcher(config, self.state, cast(Any, self.store), recorder, metrics)
+        recorder = Recorder(self.state, nothing, nothing, nothing, Random(1))
+        self.dispatcher = Dispatcher(self.state, cast(Any, self.store), recorder)
         self.dispatcher.add_executor(cast(Any, self.executor))
 
     def running_here(self, number: int) -> None:

@@ -27,7 +27,6 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen
@@ -132,13 +131,12 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOW)
-        self.state = NodeState(Engine(EngineSettings(stream_cap=4)), self.clock)
+        engine, config = Engine(EngineSettings(stream_cap=4)), Config(wake_poll=0.01)
+        self.state = NodeState(engine, self.clock, config)
         self.store, self.limits = Store(), Limits()
-        config, dispatcher, metrics = Config(wake_poll=0.01), cast(Dispatcher, Idle()), Metrics()
-        self.partition_loader = PartitionLoader(config, self.state, self.store, dispatcher, metrics)
-        self.loader = Loader(
-            config, self.state, self.store, self.limits, dispatcher, self.partition_loader, metrics
-        )
+        dispatcher = cast(Dispatcher, Idle())
+        self.partition_loader = PartitionLoader(self.state, self.store, dispatcher)
+        self.loader = Loader(self.state, self.store, self.limits, dispatcher, self.partition_loader)
 
     @asynccontextmanager
     async def running(self, *, own: Collection[int] = (1, 2)) -> AsyncIterator[None]:

@@ -15,7 +15,6 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import Woken
 from support.waiting import eventually
 
@@ -51,11 +50,10 @@ class Chores:
 async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
     clock, chores, engine = ManualClock(), Chores(), Engine(EngineSettings())
     engine.own([0], [], clock.now())
-    state = NodeState(engine, clock)
+    state = NodeState(engine, clock, Config(wake_poll=0.25))
     store = cast(Any, chores)
-    config, metrics = Config(wake_poll=0.25), Metrics()
-    partition_loader = PartitionLoader(config, state, store, store, metrics)
-    loader = Loader(config, state, store, store, store, partition_loader, metrics)
+    partition_loader = PartitionLoader(state, store, store)
+    loader = Loader(state, store, store, store, partition_loader)
     work = asyncio.create_task(loader.run())
     clock.jump_back(3600.0)
     for times in (1, 2, 3):

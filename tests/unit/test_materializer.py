@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import cast
 from uuid import UUID
 
 import pytest
 
 from mainspring.clock import ManualClock
-from mainspring.config import Config
 from mainspring.domain.placement import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
@@ -17,9 +15,8 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.materializer import Materializer
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.schedules.occurrences import DecidedSchedules
-from mainspring.schedules.service import DueSchedule, ScheduleService
+from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
 
 
 class Unanswered(ScheduleService):
@@ -38,8 +35,8 @@ class Unanswered(ScheduleService):
         self.asked.set()
         raise self._problem
 
-    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
-        return 0, None
+    async def overdue(self, seconds: float) -> OverdueSchedules:
+        return OverdueSchedules(0, None)
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:
         return 0
@@ -56,7 +53,7 @@ async def test_after_a_lost_answer_the_partitions_are_looked_at_again(
     state = NodeState(Engine(EngineSettings()), ManualClock(1000.0))
     state.engine.own({3, 4}, [], 1000.0)
     schedules = Unanswered(problem)
-    materializer = Materializer(Config(), state, schedules, cast(Announcer, None), Metrics())
+    materializer = Materializer(state, schedules, cast(Announcer, None))
     running = asyncio.create_task(materializer.run())
     async with asyncio.timeout(5):
         await schedules.asked.wait()

@@ -110,10 +110,17 @@ def calls() -> Iterator[Call]:
         tree = ast.parse(path.read_text())
         files = dict(_files_of(tree))
         for node in ast.walk(tree):
-            match node:
-                case ast.Call(
-                    func=ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=statement))
-                ) if name in files:
+            if not isinstance(node, ast.Call):
+                continue
+            match node.func:
+                case (
+                    ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=statement))
+                    | ast.Attribute(
+                        value=ast.Subscript(
+                            value=ast.Name(id=name), slice=ast.Constant(value=statement)
+                        )
+                    )
+                ) if name in files and ast.unparse(node.func)[-7:] != ".filled":
                     words = [word.arg or f"**{ast.unparse(word.value)}" for word in node.keywords]
                     every = frozenset(n for word in words for n in SPREAD.get(word, {word}))
                     names = frozenset(name for name in every if not name.startswith("**"))

@@ -19,7 +19,7 @@ async def test_a_letter_that_nobody_can_read_does_not_spoil_the_others() -> None
         async def collect(self, _node: Any) -> list[bytes]:
             return [b'{"type": "Newfangled"}', b"\xff", msgspec.json.encode(letter)]
 
-    state = SimpleNamespace(owners={}, node_id=uuid4())
+    state = SimpleNamespace(owners={}, node_id=uuid4(), metrics=None)
     post = Mailbox(state, Messages(), look_every=3600)  # type: ignore[arg-type]
     post.deliver_to(delivered.put_nowait)
     collecting = asyncio.create_task(post.loops()["mailbox.collect"]())

@@ -19,7 +19,6 @@ from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from support.rows import execution, row
 
 
@@ -56,11 +55,9 @@ def report(number: int, outcome: Outcome) -> Report:
 @asynccontextmanager
 async def recording(store: Refuses) -> AsyncIterator[Recorder]:
     config = Config(database_url="postgresql:///x")
-    state = NodeState(Engine(EngineSettings()), ManualClock())
+    state = NodeState(Engine(EngineSettings()), ManualClock(), config)
     nobody = cast(Any, None)
-    recorder = Recorder(
-        config, state, cast(Any, store), nobody, cast(Any, Deaf()), Metrics(), Random(1)
-    )
+    recorder = Recorder(state, cast(Any, store), nobody, cast(Any, Deaf()), Random(1))
     writing = asyncio.create_task(recorder.run())
     try:
         async with asyncio.timeout(5):

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from mainspring.clock import ManualClock
-from mainspring.config import Config
 from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
 from mainspring.engine.core import Engine
 from mainspring.engine.demand import WorkerSession
@@ -114,7 +113,7 @@ async def test_a_heartbeat_keeps_every_kind_known(
     known: list[tuple[int, Offer, float]] = []
     monkeypatch.setattr(world.state.engine.workers, "touch", lambda *kind: known.append(kind))
     unused: Any = None
-    reporting = WorkerReports(Config(), world.state, cast(Any, Leases()), unused, world.roster)
+    reporting = WorkerReports(world.state, cast(Any, Leases()), unused, world.roster)
     await world.ask(THREADS, PROCESSES)
     world.clock.advance(50)
     await reporting.beat(HOLDER, [])

@@ -230,9 +230,7 @@ def test_what_survives_a_run_that_fails_fast() -> None:
     ("steps", "how", "expected"),
     [
         ([RUNNING, FAILED], {}, RunState.RUNNING),
-        ([WAITING, COMPLETED], {"paused": True}, RunState.PAUSED),
         ([COMPLETED, SKIPPED], {}, RunState.COMPLETED),
-        ([COMPLETED, SKIPPED], {"paused": True}, RunState.COMPLETED),
         ([SKIPPED], {}, RunState.COMPLETED),
         ([], {}, RunState.COMPLETED),
         ([FAILED, COMPLETED, SKIPPED], {}, RunState.FAILED),

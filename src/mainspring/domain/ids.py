@@ -42,8 +42,3 @@ class TaskIds:
             | self._rng.getrandbits(48)
         )
         return self._of_bytes(number.to_bytes(16, "big"))
-
-
-def time_of(task_id: UUID) -> float:
-    """When an id was made, in seconds since the epoch; 0 for ids of other versions."""
-    return (task_id.int >> 80) / 1000 if task_id.version == 7 else 0.0

@@ -27,9 +27,9 @@ class Finish(NamedTuple):
     sla_met: bool | None = None
     blame: str | None = None
     lateness: Waited | None = None
-    """Of the task, over all tries."""
+    """Of the task, over all executions."""
     own_lateness: Waited | None = None
-    """Of this try alone."""
+    """Of this execution alone."""
 
 
 class RetryLater(NamedTuple):
@@ -39,7 +39,8 @@ class RetryLater(NamedTuple):
     delay: float | None
     own_lateness: Waited | None = None
     earlier: Earlier | None = None
-    """What the next try has to know of this one and those before; None: it did not count."""
+    """What the next execution needs to know of this one and those before; None: it did not
+    count."""
 
 
 def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
@@ -69,7 +70,7 @@ def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
 
 
 def finish(report: Report, state: TaskState, dead_because: DeathCause | None = None) -> Finish:
-    """Return the end of a task with this report, and what is to be said of its lateness."""
+    """Return the end of a task with this report, with its lateness."""
     execution = report.execution
     sla, late = execution.spec.sla, report.started - execution.due
     if (
@@ -91,11 +92,7 @@ def finish(report: Report, state: TaskState, dead_because: DeathCause | None = N
 def _again(report: Report, delay: float) -> RetryLater:
     execution = report.execution
     earlier = after(
-        execution.moments,
-        execution.earlier,
-        report.started,
-        report.finished,
-        execution.spec.sla,
+        execution.moments, execution.earlier, report.started, report.finished, execution.spec.sla
     )
     own = execution.moments.until_started(report.started)
     return RetryLater(report, delay, own, earlier)

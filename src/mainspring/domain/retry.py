@@ -1,4 +1,4 @@
-"""When a failed try is tried again, and when a task is given up."""
+"""When a task is retried after a failed execution, and when it is given up."""
 
 from dataclasses import dataclass
 from random import Random
@@ -14,12 +14,12 @@ class RetryPolicy:
     max_delay: float = 3600.0
     jitter: float = 0.1
     on: list[int | str] | None = None
-    """For http targets: the status codes, "timeout" and "connection", after which to try again;
+    """For http targets: the status codes, "timeout" and "connection", after which to retry;
     None for the usual ones."""
 
 
 def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
-    """Seconds to wait after the given number of failed tries (1 or more)."""
+    """Return the seconds to wait after the given number of failed executions (1 or more)."""
     # Past a few dozen failures the power alone would overflow a float.
     exponent = min(failures - 1, 64)
     try:
@@ -32,7 +32,7 @@ def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
 def next_try(
     policy: RetryPolicy, failures: int, *, retryable: bool, retry_after: float | None, rng: Random
 ) -> float | None:
-    """The delay before the next try, or None when the task is to be given up.
+    """Return the delay before the next execution, or None when the task is to be given up.
 
     A receiver's Retry-After lengthens the delay but never beyond the policy's max_delay.
     """

@@ -48,10 +48,5 @@ class StreamKey(NamedTuple):
 def stream_of(row: TaskRow) -> StreamKey:
     """The stream a task belongs to."""
     return StreamKey(
-        row.partition,
-        row.tenant_id,
-        row.queue,
-        row.capability,
-        row.concurrency_key,
-        row.priority,
+        row.partition, row.tenant_id, row.queue, row.capability, row.concurrency_key, row.priority
     )

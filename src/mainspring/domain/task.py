@@ -44,8 +44,6 @@ class TaskState(StrEnum):
 UNFINISHED = frozenset(
     {TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PAUSED, TaskState.RUNNING}
 )
-PARKED = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
-"""States in which time does not matter: such rows stay out of the owner's window."""
 
 
 @dataclass(frozen=True, slots=True)

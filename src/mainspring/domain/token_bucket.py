@@ -6,7 +6,7 @@ from math import ceil
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the bucket said to one request, in the terms of the RateLimit headers."""
+    """The answer of the bucket to one request, in the terms of the RateLimit headers."""
 
     granted: bool
     limit: int

@@ -1,6 +1,6 @@
 """Rules of what a caller may do to a task, by the state it is in.
 
-Each rule answers the move to make, None when there is nothing to do (calling twice is harmless), or
+Each rule returns the move to make, None when there is nothing to do (calling twice is harmless), or
 raises Conflict when the state does not allow it. The engine's own moves (claim, outcome) are
 elsewhere: these are the moves people and programs ask for through the API.
 """
@@ -48,7 +48,7 @@ def cancel(task: TaskStanding) -> Move | None:
 
 
 def pause(task: TaskStanding) -> Move | None:
-    """Only what waits for its time can be held back."""
+    """Pause a task; only what waits for its time can be held back."""
     if task.state is TaskState.PAUSED:
         return None
     if task.state is not TaskState.SCHEDULED:
@@ -57,7 +57,7 @@ def pause(task: TaskStanding) -> Move | None:
 
 
 def resume(task: TaskStanding) -> Move | None:
-    """Back to waiting for its due time, which did not move meanwhile."""
+    """Let a task wait for its due time again, which did not move meanwhile."""
     if task.state in (TaskState.SCHEDULED, TaskState.RUNNING):
         return None
     if task.state is not TaskState.PAUSED:
@@ -77,8 +77,8 @@ def run(task: TaskStanding, now: float) -> Move | None:
 
 
 def check_editable(task: TaskStanding, sent: Collection[str] = ()) -> None:
-    """A task may be edited until its first try has started; a step that waits for others in those
-    of the members `sent` that it will not be given anew."""
+    """A task may be edited until its first execution has started; a step that waits for others in
+    those of the members `sent` that it will not be given anew."""
     if task.state is TaskState.BLOCKED:
         _check_blocked(task, sent)
         return

@@ -16,7 +16,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Whom a tenant trusts, and who it is itself: PEM texts, all optional."""
+    """The authorities that a tenant trusts, and its own certificate: PEM texts, all optional."""
 
     ca: bytes | None = None
     certificate: bytes | None = None

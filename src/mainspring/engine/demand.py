@@ -10,6 +10,7 @@ can run, their nodes are told (`RemoteDemand`), and answer with a poll on their 
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import KW_ONLY, dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
@@ -47,35 +48,24 @@ class RemoteDemand(NamedTuple):
     tasks: int
 
 
+@dataclass(slots=True, eq=False)
 class Poll:
     """A worker's free slots, waiting to be filled. Compared by identity."""
 
-    __slots__ = ("announces", "free", "here", "idle", "in_flight", "offer", "session", "shared")
-
-    def __init__(
-        self,
-        session: WorkerSession,
-        offer: Offer,
-        slots: int,
-        *,
-        idle: bool = True,
-        here: bool = True,
-        announces: bool = False,
-        shared: bool = False,
-    ) -> None:
-        self.session = session
-        self.offer = offer
-        self.free = slots
-        self.idle = idle
-        """Whether the worker says that it holds nothing."""
-        self.here = here
-        """Whether the worker waits at this node: then we know when it is answered."""
-        self.announces = announces
-        """Whether the worker announces what it starts."""
-        self.shared = shared
-        """Whether other nodes may claim for it, too: then none knows all that it gets."""
-        self.in_flight = 0
-        """Tasks that were picked for it and are being claimed."""
+    session: WorkerSession
+    offer: Offer
+    free: int
+    _: KW_ONLY
+    idle: bool = True
+    """Whether the worker says that it runs nothing."""
+    here: bool = True
+    """Whether the worker waits at this node: then we know when it is answered."""
+    announces: bool = False
+    """Whether the worker announces what it starts."""
+    shared: bool = False
+    """Whether other nodes may claim for it, too: then none knows all that it gets."""
+    in_flight: int = 0
+    """Tasks that were picked for it and are being claimed."""
 
 
 class QueuedTask(Protocol):

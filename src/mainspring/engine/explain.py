@@ -82,20 +82,14 @@ def _of_the_task(row: TaskRow, attempts: int, around: Situation, now: float) -> 
     blocked = row.state == TaskState.BLOCKED
     waits_for = Cause.RETRY_BACKOFF if attempts else Cause.NOT_DUE
     tries = f" after {attempts} tries" if attempts else ""
-    expires = row.expires
+    steps = around.waits_for or "it waits for other steps" if blocked else "it waits for none"
+    in_time = row.expires is None or row.expires > now
+    expiry = "it does not expire" if row.expires is None else f"expires at {_instant(row.expires)}"
     return [
         Gate(Cause.PAUSED, row.state != TaskState.PAUSED, f"the state is {row.state}"),
-        Gate(
-            Cause.DEPENDENCY,
-            not blocked,
-            around.waits_for or "it waits for other steps" if blocked else "it waits for none",
-        ),
+        Gate(Cause.DEPENDENCY, not blocked, steps),
         Gate(waits_for, due, f"due{tries} at {_instant(row.due)}"),
-        Gate(
-            EXPIRY,
-            expires is None or expires > now,
-            "it does not expire" if expires is None else f"expires at {_instant(expires)}",
-        ),
+        Gate(EXPIRY, in_time, expiry),
     ]
 
 
@@ -105,24 +99,14 @@ def _of_the_limits(row: TaskRow, around: Situation) -> list[Gate]:
     if limit is None:
         gates.append(Gate(Cause.TENANT_LIMIT, True, "the tenant has no limit"))
     elif running is not None:
-        gates.append(
-            Gate(
-                Cause.TENANT_LIMIT,
-                running < limit,
-                f"{running} of {limit} are running in the task's partition",
-            )
-        )
+        detail = f"{running} of {limit} are running in the task's partition"
+        gates.append(Gate(Cause.TENANT_LIMIT, running < limit, detail))
     most = row.concurrency_limit
     if row.concurrency_key is None or most is None:
         gates.append(Gate(Cause.CONCURRENCY_KEY, True, "the task has no concurrency key"))
     elif around.key_running is not None:
-        gates.append(
-            Gate(
-                Cause.CONCURRENCY_KEY,
-                around.key_running < most,
-                f"{around.key_running} of {most} are running under {row.concurrency_key!r}",
-            )
-        )
+        detail = f"{around.key_running} of {most} are running under {row.concurrency_key!r}"
+        gates.append(Gate(Cause.CONCURRENCY_KEY, around.key_running < most, detail))
     return gates
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
-from typing import Protocol
 
 from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.lateness import Cause
@@ -23,6 +22,7 @@ from mainspring.engine.demand import LeaseHolder, Poll, WorkerDemand, WorkerPool
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
+from mainspring.engine.running import RunningTask
 from mainspring.engine.shares import Group, TenantShare
 from mainspring.engine.slot_quota import SlotQuota
 
@@ -35,20 +35,9 @@ NeedsWorker = Callable[[str], bool]
 """Whether tasks of this capability are for workers."""
 
 
-class CountedTask(Protocol):
-    """A task that is being claimed, or runs: it counts for its tenant, for its key, and for the
-    worker that took it."""
-
-    @property
-    def tenant_id(self) -> int: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def concurrency_key(self) -> str | None: ...
-    @property
-    def holder(self) -> LeaseHolder | None: ...
-    @property
-    def slot(self) -> bool: ...
+CountedTask = Entry | RunningTask
+"""A task that is being claimed, or runs: it counts for its tenant, for its key, and for the worker
+that took it."""
 
 
 class FairQueue:

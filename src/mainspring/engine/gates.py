@@ -1,6 +1,7 @@
 """Gates: may this task start now? A gate counts what is running and says no with a typed cause."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from mainspring.domain.lateness import Cause
@@ -51,14 +52,12 @@ class Turns:
         return 1 + sum((deadline, turn) < mine for deadline, turn, _ in ready)
 
 
+@dataclass(slots=True, eq=False)
 class RunningGate:
     """At most `limit` tasks of a tenant run at once out of one partition."""
 
-    __slots__ = ("limit", "running")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.running = 0
+    limit: int
+    running: int = 0
 
     def closed(self) -> Cause | None:
         return Cause.TENANT_LIMIT if self.running >= self.limit else None

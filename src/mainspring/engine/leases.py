@@ -1,4 +1,4 @@
-"""Leases that a node holds for its own executors, and has to extend."""
+"""Leases of a node's own executors, which it has to extend."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,7 @@
 """One tenant's share of a node: its due tasks in groups, its gates and its keys."""
 
+from dataclasses import dataclass, field
+
 from mainspring.domain.capability import need_of
 from mainspring.domain.lateness import Cause
 from mainspring.domain.tenant import TenantLimits
@@ -27,11 +29,11 @@ class Group(Turns):
         self.alone = need_of(capability).alone
 
     def closed(self) -> Cause | None:
-        """Why none of it may start, if the gate says so."""
+        """Return why none of it may start; None when the gate is open."""
         return self.gate.closed() if self.gate else None
 
     def review(self, now: float) -> None:
-        """Of tasks for workers: what do they wait for now?"""
+        """Update what tasks for workers wait for."""
         self.bucket.switch(
             self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
         )
@@ -41,41 +43,25 @@ class Group(Turns):
         self.wait(entry)
 
 
+@dataclass(slots=True, eq=False)
 class TenantShare:
     """One tenant's share and its due tasks."""
 
-    __slots__ = (
-        "_groups_kept",
-        "gates",
-        "groups",
-        "held_back",
-        "keys",
-        "limits",
-        "running",
-        "served",
-        "waiting",
-        "waiting_for_workers",
-        "without_slot",
-        "worker_groups",
-    )  # fmt: skip
-
-    def __init__(self, limits: TenantLimits) -> None:
-        self.limits = limits
-        self.running = 0
-        self.served = 0
-        self.waiting = 0
-        self.without_slot = 0
-        """What runs at workers, or takes no slot: it does not count for the node's slots."""
-        self.waiting_for_workers = 0
-        """What waits for workers."""
-        self.groups: dict[tuple[int, str, str], Group] = {}
-        self.worker_groups: dict[tuple[int, str, str], Group] = {}
-        self.gates: dict[int, RunningGate] = {}
-        self.keys: dict[str, KeyGate] = {}
-        self.held_back = False
-        """Whether the gates held all back when last looked, and nothing has changed since."""
-        self._groups_kept = 0
-        """How many groups there were when the empty ones were last dropped."""
+    limits: TenantLimits
+    running: int = 0
+    served: int = 0
+    waiting: int = 0
+    without_slot: int = 0
+    """What runs at workers, or takes no slot: it does not count for the node's slots."""
+    waiting_for_workers: int = 0
+    groups: dict[tuple[int, str, str], Group] = field(default_factory=dict)
+    worker_groups: dict[tuple[int, str, str], Group] = field(default_factory=dict)
+    gates: dict[int, RunningGate] = field(default_factory=dict)
+    keys: dict[str, KeyGate] = field(default_factory=dict)
+    held_back: bool = False
+    """Whether the gates held all back when last looked, and nothing has changed since."""
+    _groups_kept: int = 0
+    """How many groups there were when the empty ones were last dropped."""
 
     @property
     def share(self) -> float:

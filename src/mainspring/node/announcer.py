@@ -1,4 +1,4 @@
-"""Announcements of what a statement of this node has committed, to those whom it concerns.
+"""Announcements of what a statement of this node has committed.
 
 The engine hears of the rows in partitions of this node; the owners of others find wake rows, which
 the same statement wrote, and get a hint to look.
@@ -9,17 +9,15 @@ from collections.abc import Collection, Sequence
 from mainspring.domain.rows import TaskRow
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.workflow.step_rows import Moved
 
 
 class Announcer:
     """The one way to announce a commit."""
 
-    def __init__(self, state: NodeState, signals: Signals, metrics: Metrics) -> None:
+    def __init__(self, state: NodeState, signals: Signals) -> None:
         self._state = state
         self._signals = signals
-        self._metrics = metrics
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
         """Announce new or changed tasks, and the partitions that have wake rows; in those of others
@@ -37,6 +35,6 @@ class Announcer:
         """Announce and count what a transaction did to runs of workflows. Steps with an eager lease
         are known to the engine already."""
         for state, count in moved.ended.items():
-            self._metrics.workflow_runs_finished.labels(state).inc(count)
-        self._metrics.steps_released.inc(len(moved.rows))
+            self._state.metrics.workflow_runs_finished.labels(state).inc(count)
+        self._state.metrics.steps_released.inc(len(moved.rows))
         self.announce([row for row in moved.rows if row.state != "running"], moved.told)

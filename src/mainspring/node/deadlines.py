@@ -11,7 +11,6 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, write_in_parts
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.workflow.step_rows import Ended
 from mainspring.workflows.outcomes import StepOutcomes
@@ -24,17 +23,18 @@ _EVERY = 1.0
 class Deadlines:
     """Looks every second; an index says what is due, so that looking costs next to nothing."""
 
-    def __init__(
-        self, state: NodeState, steps: StepOutcomes, announcer: Announcer, metrics: Metrics
-    ) -> None:
+    def __init__(self, state: NodeState, steps: StepOutcomes, announcer: Announcer) -> None:
         self._state = state
         self._steps = steps
         self._announcer = announcer
-        self._metrics = metrics
 
     async def run(self) -> None:
         await repeat(
-            self._turn, self._metrics, "deadlines wait", action="deadline.failed", pause=_EVERY
+            self._turn,
+            self._state.metrics,
+            "deadlines wait",
+            action="deadline.failed",
+            pause=_EVERY,
         )
 
     async def _turn(self) -> None:

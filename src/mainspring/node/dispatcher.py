@@ -9,7 +9,6 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
@@ -25,7 +24,6 @@ from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 
@@ -72,27 +70,20 @@ class Dispatcher:
     database: every statement runs in a task of its own, few at a time, so that batches form by
     themselves."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        store: EngineStore,
-        recorder: Recorder,
-        metrics: Metrics,
-    ) -> None:
-        self._config = config
+    def __init__(self, state: NodeState, store: EngineStore, recorder: Recorder) -> None:
+        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._executors: list[Executor] = []
         self._own = _ClaimQueue(self._lease, self._hand_out)
         self._for_workers: _ClaimQueue | None = None
         self._lease_service: WorkerLeases | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
-        self._upkeep = LeaseMaintenance(config, state, store, recorder, metrics, self)
+        self._upkeep = LeaseMaintenance(state, store, recorder, self)
         self.closed = False
-        self.eager_leases = EagerLeases(config, state, store, metrics, self)
+        self.eager_leases = EagerLeases(state, store, self)
         recorder.eager_leases = self.eager_leases
 
     def add_executor(self, executor: Executor) -> None:
@@ -129,7 +120,7 @@ class Dispatcher:
         return self.accepts(row.capability)
 
     def close(self) -> None:
-        """Start nothing any more; leases that are held are kept alive all the same."""
+        """Start nothing any more; running executions keep their leases all the same."""
         self.closed = True
 
     async def run(self) -> None:
@@ -209,7 +200,7 @@ class Dispatcher:
 
     async def _lease(self, picked: Sequence[Entry]) -> list[Execution]:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
-        # As whom they were picked: once we are another, our limits are counted anew.
+        # The incarnation that picked them: under another one limits are counted anew.
         ownership, worker = self._state.ownership(), self._state.worker
         crash.reach("claim.before_commit")
         lease = self._config.lease
@@ -261,9 +252,8 @@ class Dispatcher:
             self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Execution]) -> None:
-        """Also if an executor breaks its word and raises: what it has taken in it reports, and what
-        it has not taken would be ours for ever, with a lease that is extended and nobody at work.
-        """
+        """Also if an executor raises: what it has taken in it reports, and what it has not taken
+        would be ours for ever, with a lease that is extended and nobody at work."""
         try:
             executor.start(batch)
         except Exception:
@@ -292,8 +282,8 @@ class Dispatcher:
                 executor.cancel(held.id, held.fence)
 
     def interrupt_workers(self, rows: Sequence[TaskRow]) -> None:
-        """Of these tasks some may run at workers and were asked to cancel: let those hear of it
-        before their next heartbeat."""
+        """Let workers hear before their next heartbeat which of these tasks were asked to
+        cancel."""
         asked = {
             holder.session
             for row in rows

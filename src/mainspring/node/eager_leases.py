@@ -11,14 +11,12 @@ from heapq import nsmallest
 from typing import Protocol
 from uuid import UUID
 
-from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution
 from mainspring.domain.rows import TaskRow
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask, started_task
 from mainspring.store.workflow.step_rows import NO_STEP_LEASES, StepLeaseOffer
@@ -52,18 +50,11 @@ class Slots(Protocol):
 class EagerLeases:
     """Offers eager leases, and starts what was leased."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        store: EngineStore,
-        metrics: Metrics,
-        slots: Slots,
-    ) -> None:
-        self._config = config
+    def __init__(self, state: NodeState, store: EngineStore, slots: Slots) -> None:
+        self._config = state.config
         self._state = state
         self._store = store
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._slots = slots
         self.reserved = 0
         """Slots that are kept for offers."""

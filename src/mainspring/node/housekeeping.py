@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from mainspring.config import Config
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
@@ -34,13 +33,8 @@ class Housekeeper:
     """
 
     def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        house: HousekeepingStore,
-        archive: ArchiveHook | None = None,
+        self, state: NodeState, house: HousekeepingStore, archive: ArchiveHook | None = None
     ) -> None:
-        self._config = config
         self._state = state
         self._house = house
         self._archive = archive
@@ -62,12 +56,12 @@ class Housekeeper:
         """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
         if not await self._holds(_TIDYING):
             return
-        days, ledger = self._config.retention_days, self._house.ledger
+        days, ledger = self._state.config.retention_days, self._house.ledger
         jobs: dict[str, Job] = {
             "make_partitions": self._make_partitions,
             "clear_defaults": partial(self._house.clear_defaults, days),
             "make_ledger_partitions": self._make_ledger_partitions,
-            "clear_ledger": partial(ledger.clear, self._config.ledger_retention_days),
+            "clear_ledger": partial(ledger.clear, self._state.config.ledger_retention_days),
             "clear_deleted_schedules": ledger.clear_deleted,
             "forget_expired": self._house.forget_expired,
             "forget_gone": self._house.forget_gone,
@@ -98,7 +92,10 @@ class Housekeeper:
             await asyncio.wait([working])
 
     async def _retire(self) -> None:
-        days, ledger_days = self._config.retention_days, self._config.ledger_retention_days
+        days, ledger_days = (
+            self._state.config.retention_days,
+            self._state.config.ledger_retention_days,
+        )
         _log_round("retired old history", await self._house.retire_partitions(days, self._archive))
         retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
         _log_round("retired old decisions", retired)
@@ -127,11 +124,11 @@ class Housekeeper:
                 log.info("told the planner of many new tasks", action="house.planner_told")
 
     async def _make_partitions(self) -> None:
-        made = await self._house.make_partitions(self._config.partitions_ahead)
+        made = await self._house.make_partitions(self._state.config.partitions_ahead)
         _log_round("made partitions for history", made)
 
     async def _make_ledger_partitions(self) -> None:
-        made = await self._house.ledger.make_partitions(self._config.partitions_ahead)
+        made = await self._house.ledger.make_partitions(self._state.config.partitions_ahead)
         _log_round("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
@@ -141,13 +138,13 @@ class Housekeeper:
 
     async def _look_for_old_transactions(self) -> None:
         oldest = await self._house.oldest_transaction()
-        if oldest is not None and oldest[1] > _OLD_TRANSACTION:
+        if oldest is not None and oldest.age > _OLD_TRANSACTION:
             log.warning(
                 "a transaction is open for long: dead rows pile up and claims get slower",
                 action="house.old_transaction",
-                pid=oldest[0],
-                seconds=round(oldest[1]),
-                application=oldest[2],
+                pid=oldest.pid,
+                seconds=round(oldest.age),
+                application=oldest.application,
             )
 
 

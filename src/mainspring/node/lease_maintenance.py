@@ -6,7 +6,6 @@ from typing import Protocol
 from uuid import UUID
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.engine.demand import WorkerSession
 from mainspring.engine.leases import HeldLease
 from mainspring.engine.running import RunningTask
@@ -14,7 +13,6 @@ from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import Seen, TaskRef
 
@@ -36,22 +34,16 @@ class LeaseListener(Protocol):
 
 class LeaseMaintenance:
     """Two duties that do not wait for each other: to end a lease of a step takes a look at its
-    run, which another may hold for long, and meanwhile our own leases would run out."""
+    run, which another may hold for long, and meanwhile our own leases would end."""
 
     def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        store: EngineStore,
-        recorder: Recorder,
-        metrics: Metrics,
-        listener: LeaseListener,
+        self, state: NodeState, store: EngineStore, recorder: Recorder, listener: LeaseListener
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._listener = listener
         self._background_tasks = BackgroundTasks(of="lease")
         self._extending: asyncio.Task[None] | None = None

@@ -8,14 +8,12 @@ from collections.abc import Collection
 from uuid import UUID
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.placement import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.periodic_jobs import PeriodicJobs
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
 
@@ -30,22 +28,18 @@ class Loader:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         store: EngineStore,
         keys: KeyStore,
         dispatcher: Dispatcher,
         partition_loader: PartitionLoader,
-        metrics: Metrics,
     ) -> None:
-        self._config = config
         self._state = state
         self._store = store
         self._keys = keys
         self._dispatcher = dispatcher
         self._partition_loader = partition_loader
-        self._metrics = metrics
-        self._jobs = PeriodicJobs(state, metrics, state.load_wanted)
+        self._jobs = PeriodicJobs(state, state.load_wanted)
         self._heard: tuple[UUID, list[int]] = (state.node_id, [])
         """Wake rows of which the engine has heard: they may go. Not under another id of the node:
         in a database that was set back, these numbers are given to others."""
@@ -55,7 +49,7 @@ class Loader:
         jobs, every = self._jobs, self._jobs.is_time
         while True:
             await jobs.run(self._advance_horizon)
-            if every("wakes", self._config.wake_poll) or self._state.wakes_wanted:
+            if every("wakes", self._state.config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
                 await jobs.run(self._poll_wakes)
             wanted = self._state.engine.wants_limits or self._limits_outdated
@@ -70,14 +64,14 @@ class Loader:
     async def _advance_horizon(self) -> None:
         """Look further ahead. The engine wants the new stretch before it is read: what is written
         meanwhile reaches it one way or the other."""
-        wanted = self._state.clock.now() + self._config.look_ahead
-        if wanted - self._read_until < self._config.look_ahead / 4:
+        wanted = self._state.clock.now() + self._state.config.look_ahead
+        if wanted - self._read_until < self._state.config.look_ahead / 4:
             return
         self._state.engine.extend_horizon(wanted)
         partitions = self._state.engine.partitions
         if partitions:
             rows = await self._store.load_window(
-                partitions, after=self._read_until, until=wanted, cap=self._config.read_cap
+                partitions, after=self._read_until, until=wanted, cap=self._state.config.read_cap
             )
             self._dispatcher.cancel(self._state.apply(rows))
         self._read_until = wanted
@@ -139,10 +133,10 @@ class Loader:
         except NothingSent:
             raise
         except StoreUnavailable:
-            until = self._state.clock.now() + self._config.near
+            until = self._state.clock.now() + self._state.config.near
             self._partition_loader.mark_maybe_changed(ownership.partitions, until)
             raise
         self._state.engine.remove(ended, self._state.clock.now())
-        self._metrics.tasks_finished.labels("expired").inc(len(ended))
+        self._state.metrics.tasks_finished.labels("expired").inc(len(ended))
         if len(ended) == _EXPIRED_AT_ONCE:
             self._jobs.run_soon("expire")

@@ -12,12 +12,10 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash, timezones
-from mainspring.config import Config
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row
 
@@ -39,45 +37,37 @@ _MOST_TOLD = 100
 class Materializer:
     """One loop: look, wait for the time, decide."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        schedules: ScheduleService,
-        announcer: Announcer,
-        metrics: Metrics,
-    ) -> None:
-        self._config = config
+    def __init__(self, state: NodeState, schedules: ScheduleService, announcer: Announcer) -> None:
         self._state = state
         self._schedules = schedules
         self._announcer = announcer
-        self._metrics = metrics
         self._hinted = asyncio.Event()
         self._watch_at = 0.0
         self._set_aside: dict[UUID, float] = {}
         """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
-        """Somebody changed something: look now."""
+        """Look now: somebody changed something."""
         self._hinted.set()
 
     async def run(self) -> None:
-        await repeat(self._turn, self._metrics, "deciding failed", action="schedule.failed")
+        await repeat(self._turn, self._state.metrics, "deciding failed", action="schedule.failed")
 
     async def _turn(self) -> None:
         self._hinted.clear()
         partitions = self._state.engine.partitions
         await self._look_after(partitions)
-        now = self._state.clock.now()
-        batch = self._config.schedule_batch
+        now, poll = self._state.clock.now(), self._state.config.wake_poll
+        batch = self._state.config.schedule_batch
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             # Nothing for a while, unless somebody hints: no need to look so often.
-            await wait_at_most(self._hinted, max(self._config.wake_poll, _AHEAD / 2))
+            await wait_at_most(self._hinted, max(poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
             await wait_at_most(
-                self._hinted, min(due[0].wake - self._state.clock.now(), self._config.wake_poll)
+                self._hinted,
+                min(due[0].wake - self._state.clock.now(), self._state.config.wake_poll),
             )
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
@@ -85,7 +75,7 @@ class Materializer:
                 part = ready[start : start + batch]
                 await write_in_parts(part, self._decide, self._set_aside_undecidable, (Exception,))
             if not ready:
-                await wait_at_most(self._hinted, self._config.wake_poll)
+                await wait_at_most(self._hinted, poll)
 
     async def _set_aside_undecidable(self, schedule: DueSchedule, problem: Exception) -> None:
         """Skip a schedule that cannot be decided on, by a mistake of ours; the watch reports it."""
@@ -112,13 +102,13 @@ class Materializer:
             raise
         crash.reach("schedule.committed")
         now = self._state.clock.now()
-        near = now + self._config.near
+        near = now + self._state.config.near
         made = [window_row(m.task, m.partition) for m in decisions.made if m.task.due <= near]
         self._announcer.announce(made, decisions.cancelled_in)
         for decision, count in decisions.counts.items():
-            self._metrics.occurrences.labels(decision).inc(count)
-        self._metrics.tasks_created.inc(len(decisions.made))
-        self._metrics.decision_delay.observe(max(0.0, now - due[0].wake))
+            self._state.metrics.occurrences.labels(decision).inc(count)
+        self._state.metrics.tasks_created.inc(len(decisions.made))
+        self._state.metrics.decision_delay.observe(max(0.0, now - due[0].wake))
         if not decisions.decided:
             await asyncio.sleep(_REST)
 
@@ -130,9 +120,9 @@ class Materializer:
             await self._watch()
 
     async def _watch(self) -> None:
-        """Say so when schedules stand still, whoever should have decided on them."""
-        overdue, since = await self._schedules.overdue(self._config.overdue_after)
-        self._metrics.schedules_overdue.set(overdue)
+        """Report schedules that are overdue, whichever node should have decided on them."""
+        overdue, since = await self._schedules.overdue(self._state.config.overdue_after)
+        self._state.metrics.schedules_overdue.set(overdue)
         if overdue:
             log.warning(
                 "schedules are overdue",
@@ -140,11 +130,11 @@ class Materializer:
                 schedules=overdue,
                 since=since.isoformat() if since else None,
             )
-            await self._schedules.tell_overdue(self._config.overdue_after, limit=_MOST_TOLD)
+            await self._schedules.tell_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
-        """After a change of the tz database the future is computed anew. Looked for again and
-        again: a node of an older version may have computed something meanwhile."""
+        """Compute next times anew after a change of the tz database. Again and again: a node of an
+        older version may have computed something meanwhile."""
         while count := await self._schedules.retime(partitions, limit=_RETIME_CHUNK):
             log.info(
                 "computed next times anew",

@@ -15,14 +15,12 @@ import asyncpg
 import structlog
 
 from mainspring import clock, crash
-from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import CONNECTION_LOST
 from mainspring.store.cluster import ClusterStore, Member
 
@@ -36,23 +34,19 @@ class Membership:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         connect: Connect,
         database_clock: clock.DatabaseClock,
         partition_loader: PartitionLoader,
         signals: Signals,
-        metrics: Metrics,
         version: str,
     ) -> None:
-        self._config = config
         self._state = state
         self._heartbeat_connection = _Connection(connect)
         self._balance_connection = _Connection(connect)
         self._clock = database_clock
         self._partition_loader = partition_loader
         self._signals = signals
-        self._metrics = metrics
         self._version = version
         self._moved = asyncio.Event()
         self._moving = asyncio.Lock()
@@ -68,13 +62,12 @@ class Membership:
     async def join(self, url: str | None) -> None:
         """Anchor the clock and enter the cluster as a new incarnation."""
         self._url = url
-        connection = await self._heartbeat_connection.connection()
+        cluster = ClusterStore(await self._heartbeat_connection.connection())
         for _ in range(3):
             sent = clock.monotonic()
-            now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-            self._clock.sample(now, sent=sent, received=clock.monotonic())
-        self._state.epoch = await ClusterStore(connection).join(
-            self._state.node_id, self._config.node_name, url, self._version
+            self._clock.sample(await cluster.now(), sent=sent, received=clock.monotonic())
+        self._state.epoch = await cluster.join(
+            self._state.node_id, self._state.config.node_name, url, self._version
         )
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))
 
@@ -84,7 +77,7 @@ class Membership:
     async def leave(self) -> None:
         """Hand everything over at once and stop being a member. The loops have been stopped."""
         try:
-            async with asyncio.timeout(self._config.node_ttl), self._moving:
+            async with asyncio.timeout(self._state.config.node_ttl), self._moving:
                 cluster = ClusterStore(await self._balance_connection.connection())
                 others = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
@@ -109,12 +102,12 @@ class Membership:
         self, turn: Callable[[], Awaitable[None]], message: str, *, action: str
     ) -> None:
         errors = (StoreUnavailable, *CONNECTION_LOST)
-        await repeat(turn, self._metrics, message, action=action, errors=errors)
+        await repeat(turn, self._state.metrics, message, action=action, errors=errors)
 
     async def _beat_once(self) -> None:
         async with self._heartbeat_connection.cluster() as cluster:
             await self._beat(cluster)
-        await asyncio.sleep(self._config.heartbeat)
+        await asyncio.sleep(self._state.config.heartbeat)
 
     async def _beat(self, cluster: ClusterStore) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
@@ -137,13 +130,13 @@ class Membership:
         restored or replaced, and what we believe may never have been. Start again as a new node."""
         former = self._state.node_id
         log.warning("no longer a member", action="node.fenced", node=str(former))
-        self._metrics.node_fenced.inc()
+        self._state.metrics.node_fenced.inc()
         self._partition_loader.give_up(range(PARTITIONS))
         self._state.renew()
         self._beats = 0
         self._state.epoch = await cluster.join(
             self._state.node_id,
-            self._config.node_name,
+            self._state.config.node_name,
             self._url,
             self._version,
             former=former,
@@ -163,7 +156,7 @@ class Membership:
             handed_over = await self._balance(cluster)
         if handed_over:
             await self._signals.cluster_changed()
-        await wait_at_most(self._moved, self._config.heartbeat)
+        await wait_at_most(self._moved, self._state.config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
         """Look once at who lives and who owns what. Return whether something was given away."""
@@ -199,9 +192,9 @@ class Membership:
         """The living members; those that fell silent are fenced on the way."""
         alive = []
         for member in await cluster.members():
-            if member.silent < self._config.node_ttl or member.id == self._state.node_id:
+            if member.silent < self._state.config.node_ttl or member.id == self._state.node_id:
                 alive.append(member)
-            elif await cluster.declare_dead(member.id, self._config.node_ttl):
+            elif await cluster.declare_dead(member.id, self._state.config.node_ttl):
                 log.warning(
                     "declared a node dead", action="node.declared_dead", node=str(member.id)
                 )

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import structlog
 
-from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
 from mainspring.domain.placement import Ownership
@@ -42,7 +41,6 @@ class Node:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         membership: Membership,
         loader: Loader,
@@ -57,7 +55,6 @@ class Node:
         executors: Sequence[Executor],
         lease_service: LeaseService | None = None,
     ) -> None:
-        self._config = config
         self._state = state
         self._membership = membership
         self._loader = loader
@@ -114,7 +111,9 @@ class Node:
         )
         await self._membership.leave()
         await self._housekeeper.leave()
-        await asyncio.gather(*(executor.stop(self._config.grace) for executor in self._executors))
+        await asyncio.gather(
+            *(executor.stop(self._state.config.grace) for executor in self._executors)
+        )
         await self._write_the_rest()
         await self._signals.flush()
         await self._supervisor.stop()

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from uuid import UUID
 
-from mainspring.config import Config
 from mainspring.domain.placement import PARTITIONS
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
@@ -18,7 +17,6 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.periodic_jobs import PeriodicJobs
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import EngineStore
 
 _BEGINNING_OF_TIME = float("-inf")
@@ -30,20 +28,11 @@ _SLOWEST_RELOAD = 20
 class PartitionLoader:
     """Reads what is there, and tells the engine."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        store: EngineStore,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-    ) -> None:
-        self._config = config
+    def __init__(self, state: NodeState, store: EngineStore, dispatcher: Dispatcher) -> None:
         self._state = state
         self._store = store
         self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._jobs = PeriodicJobs(state, metrics, state.partitions_wanted)
+        self._jobs = PeriodicJobs(state, state.partitions_wanted)
         self._to_load: dict[int, object] = {}
         """In order; each with a token of its own, so that a read that began before it was wanted
         anew does not count."""
@@ -89,7 +78,7 @@ class PartitionLoader:
         """Return what is in partitions, up to the horizon, which may move on while we read."""
         rows: list[TaskRow] = []
         after = _BEGINNING_OF_TIME
-        cap = self._config.read_cap
+        cap = self._state.config.read_cap
         while after < (until := self._state.engine.horizon):
             rows += await self._store.load_window(partitions, after=after, until=until, cap=cap)
             after = until
@@ -101,7 +90,7 @@ class PartitionLoader:
         self._queue_stale()
         if not self._to_load:
             self._chunk = _CHUNK
-            self._metrics.partitions_owned.set(len(self._state.engine.partitions))
+            self._state.metrics.partitions_owned.set(len(self._state.engine.partitions))
         elif self._loader_is_ready:
             self._state.partitions_wanted.set()
             await self._load_chunk(dict(islice(self._to_load.items(), self._chunk)))
@@ -138,7 +127,7 @@ class PartitionLoader:
 
     @property
     def _reload_pace(self) -> float:
-        return self._config.reload_every / PARTITIONS * _RELOADED_TOGETHER
+        return self._state.config.reload_every / PARTITIONS * _RELOADED_TOGETHER
 
     async def _reload_some(self) -> None:
         """Compare some partitions with the database: the net under hints, wakes and signals."""
@@ -169,13 +158,11 @@ class PartitionLoader:
         running = (
             task for partition in partitions for task in engine.running.in_partition(partition)
         )
-        stale_partitions = [task for task in running if task[1] not in found]
-        mark_maybe_changed = self._maybe_changed.keys() & partitions
-        return (
-            stale_partitions + engine.window.expired_in(mark_maybe_changed, now)
-            if mark_maybe_changed
-            else stale_partitions
-        )
+        not_found = [task for task in running if task[1] not in found]
+        maybe_changed = self._maybe_changed.keys() & partitions
+        if not maybe_changed:
+            return not_found
+        return not_found + engine.window.expired_in(maybe_changed, now)
 
     def _delay_reload(self, spent: float) -> None:
         """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,

@@ -8,7 +8,6 @@ import structlog
 from mainspring.errors import StoreUnavailable
 from mainspring.node.retrying import RETRY_PAUSE, wait_at_most
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -16,9 +15,8 @@ log = structlog.get_logger()
 class PeriodicJobs:
     """When the jobs of a loop are due; `wanted` ends its wait."""
 
-    def __init__(self, state: NodeState, metrics: Metrics, wanted: asyncio.Event) -> None:
+    def __init__(self, state: NodeState, wanted: asyncio.Event) -> None:
         self._state = state
-        self._metrics = metrics
         self._wanted = wanted
         self._due: dict[str, float] = {}
         self._failed = False
@@ -47,7 +45,7 @@ class PeriodicJobs:
                 await job()
         except StoreUnavailable as problem:
             self._failed = True
-            self._metrics.database_errors.inc()
+            self._state.metrics.database_errors.inc()
             name = job.__name__.strip("_")
             log.warning("loading failed", action="load.failed", job=name, problem=str(problem))
 

@@ -10,7 +10,6 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, finish
 from mainspring.domain.rows import TaskRow
@@ -20,7 +19,6 @@ from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
 from mainspring.node.state import NodeState
-from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
@@ -36,7 +34,7 @@ _UNSTORABLE = "unstorable-result"
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody waits until so many executions are written."""
+    """A caller that waits until so many executions are written."""
 
     theirs: Collection[int]
     """Which reports are, by identity: others may say something else about the same executions."""
@@ -51,20 +49,18 @@ class Recorder:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         store: EngineStore,
         steps: StepOutcomes,
         announcer: Announcer,
-        metrics: Metrics,
         rng: Random,
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._steps = steps
         self._announcer = announcer
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._rng = rng
         self._queue: deque[Report] = deque()
         self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
@@ -98,8 +94,8 @@ class Recorder:
     async def expire_step_leases(
         self, held: Sequence[TaskRef], count_crash: Collection[UUID], presumed: Collection[UUID]
     ) -> None:
-        """Steps that end by being lost, because they were asked to cancel or kill every worker:
-        their runs hear of it."""
+        """End steps that are lost, because they were asked to cancel or kill every worker: their
+        runs move on."""
         ownership, now = self._state.ownership(), self._state.clock.now()
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
@@ -222,9 +218,7 @@ class Recorder:
         return await self._write_finishes(finishes, write)
 
     async def _write_finishes(
-        self,
-        finishes: Sequence[Finish],
-        write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]],
+        self, finishes: Sequence[Finish], write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]]
     ) -> set[UUID]:
         accepted: set[UUID] = set()
 
@@ -239,7 +233,8 @@ class Recorder:
         return accepted
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """The same for steps, whose runs move on with it: the short way where that will do."""
+        """Do the same for steps, whose runs move on with it: on the fast path where that will
+        do."""
         try:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
@@ -353,7 +348,7 @@ def _unrecordable(end: Finish, error: Exception) -> Finish:
 
 def _given_up(report: Report, error: Exception) -> bool:
     """Whether nothing of it can be written: it was refused before, and what could be to blame was
-    taken out of it. Its lease will run out, and the task is tried again."""
+    taken out of it. Its lease will end, and the task is retried."""
     if report.error is None or report.error.code != _UNSTORABLE:
         return False
     task = str(report.execution.id)

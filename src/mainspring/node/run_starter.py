@@ -1,9 +1,9 @@
 """Tasks that run a workflow: the handler `mainspring.workflow`.
 
-Such a task begins a run and lasts as long as it does. So whatever counts tasks counts runs: overlap
+Such a task starts a run and lasts as long as it does. So whatever counts tasks counts runs: overlap
 policies, concurrency keys; cancelling the task cancels the run. Only the slots of the node and the
 tenant's limit are left to the steps, or a run might wait for itself. The run has the task's own id:
-a task that is tried again, because its node died, finds the run it began.
+a task that is retried, because its node died, finds the run it started.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class _RunExecution:
 
 
 class _Turns:
-    """Tries in line, one of each tenant in turn: a flood of one tenant's delays nobody else's."""
+    """Executions in line, one of each tenant in turn: a flood of one tenant's delays no other's."""
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[_RunExecution]] = {}
@@ -155,7 +155,7 @@ class RunStarter:
                 await self._rest()
 
     async def _guarded(self, part: Callable[[], Awaitable[bool]]) -> bool:
-        """Nobody begins this loop anew, and every tenant's runs wait for it."""
+        """Run one part of the loop; a failure of it ends neither the loop nor the other parts."""
         try:
             return await part()
         except StoreUnavailable as problem:

@@ -7,13 +7,16 @@ then everything still works, by polling.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 
 import asyncpg
 import structlog
 
 from mainspring.errors import StoreUnavailable
+from mainspring.node.retrying import repeat
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST, Database
+from mainspring.store.messages import SQL
 
 log = structlog.get_logger()
 
@@ -78,23 +81,26 @@ class Signals:
         """Loop: hear what others send."""
         if self._connect is None:
             return
-        while True:
-            try:
-                await self._listen(await self._connect())
-            except (StoreUnavailable, *CONNECTION_LOST) as problem:
-                log.warning("stopped hearing hints", action="signals.lost", problem=repr(problem))
-            await asyncio.sleep(_RETRY_PAUSE)
+        await repeat(
+            partial(self._listen, self._connect),
+            self._state.metrics,
+            "stopped hearing hints",
+            action="signals.lost",
+            errors=(StoreUnavailable, *CONNECTION_LOST),
+            pause=_RETRY_PAUSE,
+        )
 
-    async def _listen(self, connection: asyncpg.Connection) -> None:
+    async def _listen(self, connect: Callable[[], Awaitable[asyncpg.Connection]]) -> None:
+        connection = await connect()
         try:
             await connection.add_listener(_CHANNEL, self._hear)
-            # What was said while nobody listened is lost: look for oneself.
+            # What was sent while nobody listened is lost: look for oneself.
             self._on_wake()
             self._on_cluster()
             self._on_mail()
             while True:
                 await asyncio.sleep(_PROBE_EVERY)
-                await connection.execute("SELECT 1")
+                await SQL["probe"].run(connection)
         finally:
             connection.terminate()
 
@@ -109,6 +115,6 @@ class Signals:
     async def _notify(self, payloads: Collection[str]) -> None:
         try:
             for payload in payloads:
-                await self._database.fetch("SELECT pg_notify($1, $2)", _CHANNEL, payload)
+                await SQL["notify"].run(self._database, channel=_CHANNEL, payload=payload)
         except StoreUnavailable as problem:
             log.warning("a hint was not sent", action="signals.unsent", problem=str(problem))

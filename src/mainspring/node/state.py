@@ -1,4 +1,5 @@
-"""What the drivers of one node share: the engine, the clock, and the node's right to act."""
+"""What the drivers of one node share: the engine, the clock, the settings, the metrics, and the
+node's right to act."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -6,10 +7,12 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 from mainspring.clock import Clock
+from mainspring.config import Config
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine
 from mainspring.engine.leases import HeldLease
+from mainspring.observe.metrics import Metrics
 
 
 @dataclass(slots=True)
@@ -18,6 +21,8 @@ class NodeState:
 
     engine: Engine
     clock: Clock
+    config: Config = field(default_factory=Config)
+    metrics: Metrics = field(default_factory=Metrics)
     node_id: UUID = field(default_factory=uuid4)
     epoch: int = 0
     owners: Mapping[int, UUID | None] = field(default_factory=dict)

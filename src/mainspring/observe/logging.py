@@ -1,7 +1,7 @@
 """Log lines: one line per event, each with an `action` that stays the same over versions.
 
 log = structlog.get_logger()
-log.warning("the lease ran out", action="lease.lost", task=str(task_id))
+log.warning("a lease ended", action="lease.lost", task=str(task_id))
 """
 
 import logging

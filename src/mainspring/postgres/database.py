@@ -1,11 +1,11 @@
 """The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from ssl import SSLContext
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import asyncpg
 import asyncpg.protocol.protocol as driver
@@ -21,6 +21,8 @@ from mainspring.errors import NothingSent, StoreUnavailable
 log = structlog.get_logger()
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Owner = TypeVar("Owner", bound="_HasDatabase")
 
 new_ids = partial(TaskIds, of_bytes=pgproto.UUID)
 """Ids of the kind that comes back from the database: those of a task are looked up dozens of times
@@ -58,7 +60,7 @@ CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _CLASH_RETRIES = 5
 _CLOSING = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
-# small would scan it, and go on scanning when it has grown: so no scans, looking up is said to be
+# small would scan it, and go on scanning when it has grown: so no scans, look-ups are declared
 # cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
 # per call.
 _PLANNER = {
@@ -145,6 +147,11 @@ class Database:
         rows = await self.fetch(sql, *args)
         return rows[0] if rows else None
 
+    async def fetchval(self, sql: str, *args: object) -> Any:
+        """Run one statement, and return the first value of its first row."""
+        row = await self.fetch_row(sql, *args)
+        return None if row is None else row[0]
+
     async def run_alone(self, sql: str, time_limit: float) -> None:
         """Run a statement that takes long, and may be part of no transaction, on a connection of
         its own: nobody waits for one of the pool's meanwhile."""
@@ -198,6 +205,25 @@ class Database:
             return await pool.acquire(timeout=self._options.acquire_timeout)
         except (asyncpg.PostgresError, *CONNECTION_LOST) as error:
             raise NothingSent(f"no connection to the database is to be had: {error!r}") from error
+
+
+class _HasDatabase(Protocol):
+    """An object whose methods can be transactions."""
+
+    _database: Database
+
+
+def transaction(
+    method: Callable[Concatenate[Owner, asyncpg.Connection, P], Awaitable[T]],
+) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
+    """Run a method as one transaction: it is given the connection, and may be run again after a
+    clash. What it raises undoes everything."""
+
+    @wraps(method)
+    async def run(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await owner._database.transact(lambda c: method(owner, c, *args, **kwargs))
+
+    return run
 
 
 def sparse(column: list[T]) -> list[T]:

@@ -36,9 +36,7 @@ _SETTINGS = (
         "must not be off: an acknowledged task could be lost in a crash",
     ),
     _Advice(
-        "full_page_writes",
-        lambda v: v == "on",
-        "must be on unless storage writes pages atomically",
+        "full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"
     ),
     _Advice("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
     _Advice(
@@ -131,7 +129,7 @@ async def _old_transactions(connection: asyncpg.Connection) -> Finding:
             connection,
             """SELECT format('process %s has one open for %s s: consider'
                    ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
-                   pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid)
+                   pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
                FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
                  AND xact_start <= clock_timestamp() - $1 * interval '1 second'
                ORDER BY xact_start LIMIT 1""",
@@ -140,7 +138,7 @@ async def _old_transactions(connection: asyncpg.Connection) -> Finding:
         *await _described(
             connection,
             """SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
-                   gid, extract(epoch FROM clock_timestamp() - prepared)::integer)
+                   gid, extract(epoch FROM clock_timestamp() - prepared)::integer) AS told
                FROM pg_prepared_xacts
                WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
                ORDER BY prepared LIMIT 1""",
@@ -149,7 +147,7 @@ async def _old_transactions(connection: asyncpg.Connection) -> Finding:
         *await _described(
             connection,
             """SELECT format('the replication slot %L is held for nobody: let its reader come back,'
-                   ' or pg_drop_replication_slot(%L)', slot_name, slot_name)
+                   ' or pg_drop_replication_slot(%L)', slot_name, slot_name) AS told
                FROM pg_replication_slots
                WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
                ORDER BY slot_name LIMIT 1""",
@@ -162,7 +160,7 @@ async def _old_transactions(connection: asyncpg.Connection) -> Finding:
 
 
 async def _described(connection: asyncpg.Connection, sql: str, *args: object) -> list[str]:
-    return [row[0] for row in await connection.fetch(sql, *args)]
+    return [row["told"] for row in await connection.fetch(sql, *args)]
 
 
 async def _clock(connection: asyncpg.Connection) -> Finding:

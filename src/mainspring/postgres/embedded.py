@@ -5,7 +5,7 @@ The data directory holds everything, and one process at a time may own it:
     mainspring.lock   held (flock) by the process whose server this is
     postgres/         the cluster, made in one step; its password lies inside, mode 0600
     run/              the unix socket, the only way in: other users cannot reach it
-    server.log        what this start of the server said; the start before is server.log.1
+    server.log        what this start of the server logged; the start before is server.log.1
 
 The server dies with its owner, however that one dies; whatever is left over is cleared at the
 next start.
@@ -330,7 +330,7 @@ def _status(cluster: Path) -> tuple[int, str] | None:
 
 
 def _tail(log: Path) -> str:
-    return "; ".join(log.read_text(errors="replace").splitlines()[-5:]) or "it said nothing"
+    return "; ".join(log.read_text(errors="replace").splitlines()[-5:]) or "its log is empty"
 
 
 # --- what a killed owner leaves behind ----------------------------------------------------------
@@ -430,7 +430,8 @@ def _remove_run(run: Path) -> None:
 
 
 def _is_our_directory(path: Path) -> bool:
-    """Whether this is a directory, and no link to one, of ours or of whom we start servers as."""
+    """Whether this is a directory, and no link to one, of ours or of the user that runs our
+    servers."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs on this machine: which there are, and as whom they run."""
+"""PostgreSQL's programs on this machine: which there are, and the user that runs them."""
 
 import os
 import re

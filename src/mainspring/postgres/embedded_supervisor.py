@@ -35,13 +35,13 @@ class EmbeddedSupervisor:
         self._server = server
 
     async def start(self) -> str:
-        """Start it and answer its URL; who cancels this does not wait for a long recovery."""
+        """Start it and return its URL; whoever cancels this does not wait for a long recovery."""
         return await self._in_thread(self._server.start)
 
     async def keep(self, look_every: float = _LOOK_EVERY) -> NoReturn:
         """Start it again whenever it ended, under the same URL; raises when that is of no use.
 
-        It may be killed when memory runs out, or by hand. Whoever uses it connects again.
+        It may be killed when memory is short, or by an operator. Whoever uses it connects again.
         """
         now = asyncio.get_running_loop().time
         restarts: deque[float] = deque(maxlen=_MOST_RESTARTS)

@@ -79,7 +79,8 @@ async def migrate(
 ) -> list[Migration]:
     """Bring the database to this version's schema; return the steps that were applied.
 
-    While somebody else uses the tables, `tell` hears whom it waits for, `patience` seconds at most.
+    While somebody else uses the tables, `tell` is called with what it waits for, `patience` seconds
+    at most.
     """
     with _explained("migrating"):
         connection = await connect(

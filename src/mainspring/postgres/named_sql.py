@@ -1,17 +1,25 @@
 """Named SQL: every statement lives in store/queries/*.sql under a `-- name:` line.
 
 Parameters have names there (`:due`). PostgreSQL knows only numbers, so a statement is compiled when
-it is loaded, and a call of it puts the values in order:
+it is loaded, and puts the values in order when it is run, on the database or on a connection. Rows
+are read by the names of their columns:
 
-    await connection.fetch(*SQL["lock_task"](tenant_id=1, task_id=task_id))
+    task = await SQL["lock_task"].row(connection, LockedTask, tenant_id=1, task_id=task_id)
 
 What several statements of a file have in common stands before them, under a `-- name: {…}` line.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import asyncpg
+
+from mainspring.postgres.rows import read_row, read_rows
+
+T = TypeVar("T")
 
 # What looks like a parameter within a string, a name, a body or a comment is none. Nor is what
 # follows a value or another colon: `::` is a cast, `[1:n]` a slice.
@@ -20,6 +28,14 @@ _TOKEN = re.compile(
     | (?<![\w:)\]]) :(?P<name>[a-z_]\w*)""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+
+
+class Queryable(Protocol):
+    """What runs statements: the database, or a connection within a transaction."""
+
+    async def fetch(self, query: str, /, *args: object) -> Sequence[asyncpg.Record]: ...
+
+    async def fetchval(self, query: str, /, *args: object) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,47 @@ class Statement:
         raise TypeError(
             f"{self.name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}"
         )
+
+    async def fetch(self, on: Queryable, /, **values: Any) -> Sequence[asyncpg.Record]:
+        """Return the rows as the driver has them."""
+        return await on.fetch(*self(**values))
+
+    async def rows(self, on: Queryable, kind: type[T], /, **values: Any) -> list[T]:
+        """Return each row as a value of a named tuple or dataclass."""
+        return read_rows(kind, await on.fetch(*self(**values)))
+
+    async def row(self, on: Queryable, kind: type[T], /, **values: Any) -> T | None:
+        """Return the first row so; None when there is none."""
+        rows = await on.fetch(*self(**values))
+        return read_row(kind, rows[0]) if rows else None
+
+    async def one(self, on: Queryable, kind: type[T], /, **values: Any) -> T:
+        """Return the row that there always is."""
+        return read_row(kind, (await on.fetch(*self(**values)))[0])
+
+    async def record(self, on: Queryable, /, **values: Any) -> asyncpg.Record | None:
+        """Return the first row as the driver has it; None when there is none."""
+        rows = await on.fetch(*self(**values))
+        return rows[0] if rows else None
+
+    async def found(self, on: Queryable, /, **values: Any) -> bool:
+        """Whether there is a row, or one was changed."""
+        return bool(await on.fetch(*self(**values)))
+
+    async def value(self, on: Queryable, kind: type[T], /, **values: Any) -> T:
+        """Return the one value that there always is."""
+        value: T | None = await on.fetchval(*self(**values))
+        assert value is not None, f"{self.name} has no value"
+        return value
+
+    async def value_or_none(self, on: Queryable, kind: type[T], /, **values: Any) -> T | None:
+        """Return the one value; None when there is no row."""
+        value: T | None = await on.fetchval(*self(**values))
+        return value
+
+    async def run(self, on: Queryable, /, **values: Any) -> None:
+        """Run it for what it changes."""
+        await on.fetch(*self(**values))
 
     def filled(self, **fragments: str) -> "Statement":
         """Return the statement with SQL in place of what it has in braces."""

@@ -1,7 +1,7 @@
 """Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
 
-The caller holds the schedules' rows. What to do is said by `domain.misfire`; here it is gathered
-what that needs to know (what is due, what is unfinished), and written what it says.
+The caller has locked the schedules' rows. `domain.schedule.misfire` decides what to do; this module
+gathers what that needs to know (what is due, what is unfinished), and writes the decision.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class DecidedSchedules:
-    """What a transaction did, for telling those whom it concerns."""
+    """What a transaction did, for announcing it."""
 
     made: list[Placed] = field(default_factory=list)
     cancelled_in: set[int] = field(default_factory=set)
@@ -73,7 +73,7 @@ class OccurrenceWriter:
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
         if limited:
-            rows = await connection.fetch(*SQL["count_unfinished"](schedule_ids=limited))
+            rows = await SQL["count_unfinished"].fetch(connection, schedule_ids=limited)
             unfinished = {row["schedule_id"]: row["unfinished"] for row in rows}
         gone = await self._gone(connection, due)
         steps: list[ScheduleDecision] = []
@@ -95,7 +95,7 @@ class OccurrenceWriter:
                 )
         settled.made = await self.create(connection, ownership, tasks)
         await record(connection, entries)
-        await _advance(connection, steps)
+        await advance(connection, steps)
         settled.decided = len(steps)
         return settled
 
@@ -110,7 +110,7 @@ class OccurrenceWriter:
             by_tenant.setdefault(task.tenant_id, []).append(task)
         creations = [Creation(tenant, made) for tenant, made in by_tenant.items()]
         arguments = creation_arguments(creations, ownership, self._near)
-        rows = await connection.fetch(*TASKS["create_tasks"](**arguments))
+        rows = await TASKS["create_tasks"].fetch(connection, **arguments)
         places = {row["id"]: row["partition"] for row in rows}
         return [Placed(task, places[task.id]) for task in tasks]
 
@@ -202,22 +202,21 @@ class OccurrenceWriter:
         watched = [s for s in due if s.definition.stop_on_410]
         if not watched:
             return set()
-        rows = await connection.fetch(
-            *SQL["gone_targets"](
-                tenant_ids=[s.tenant_id for s in watched], ids=[s.id for s in watched]
-            )
+        rows = await SQL["gone_targets"].fetch(
+            connection, tenant_ids=[s.tenant_id for s in watched], ids=[s.id for s in watched]
         )
         return {row["id"] for row in rows}
 
     async def _cancel(self, connection: asyncpg.Connection, step: ScheduleDecision) -> set[int]:
         schedule = step.schedule
-        rows = await connection.fetch(
-            *SQL["lock_unfinished"](
-                tenant_id=schedule.tenant_id, schedule_id=schedule.id, limit=step.verdict.cancel
-            )
+        rows = await SQL["lock_unfinished"].fetch(
+            connection,
+            tenant_id=schedule.tenant_id,
+            schedule_id=schedule.id,
+            limit=step.verdict.cancel,
         )
-        told = await connection.fetch(
-            *SQL["cancel_tasks"](tenant_id=schedule.tenant_id, ids=[row["id"] for row in rows])
+        told = await SQL["cancel_tasks"].fetch(
+            connection, tenant_id=schedule.tenant_id, ids=[row["id"] for row in rows]
         )
         return {row["partition"] for row in told}
 
@@ -284,36 +283,35 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
     if not entries:
         return
     rulings: list[Ruling] = [entry.ruling for entry in entries]
-    await connection.execute(
-        *SQL["record_decisions"](
-            schedule_ids=[entry.schedule.id for entry in entries],
-            tenant_ids=[entry.schedule.tenant_id for entry in entries],
-            first=[ruling.span.first for ruling in rulings],
-            last=[ruling.span.last for ruling in rulings],
-            counts=[ruling.span.size for ruling in rulings],
-            decisions=[ruling.decision.value for ruling in rulings],
-            reasons=[ruling.reason for ruling in rulings],
-            task_ids=sparse([entry.task_id for entry in entries]),
-        )
+    await SQL["record_decisions"].run(
+        connection,
+        schedule_ids=[entry.schedule.id for entry in entries],
+        tenant_ids=[entry.schedule.tenant_id for entry in entries],
+        first=[ruling.span.first for ruling in rulings],
+        last=[ruling.span.last for ruling in rulings],
+        counts=[ruling.span.size for ruling in rulings],
+        decisions=[ruling.decision.value for ruling in rulings],
+        reasons=[ruling.reason for ruling in rulings],
+        task_ids=sparse([entry.task_id for entry in entries]),
     )
 
 
-async def _advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
+async def advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
+    """Move schedules on to their next times."""
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]
-    moved = await connection.fetch(
-        *SQL["advance"](
-            tenant_ids=[step.schedule.tenant_id for step in steps],
-            ids=[step.schedule.id for step in steps],
-            revs=[step.schedule.rev for step in steps],
-            decided_to=[step.decided_to for step in steps],
-            next=[step.next for step in steps],
-            wake=[None if s.next is None else s.next + s.schedule.offset for s in steps],
-            fired=[len(times) for times in fired],
-            last=[times[-1] if times else None for times in fired],
-            tzdata=timezones.version(),
-        )
+    moved = await SQL["advance"].fetch(
+        connection,
+        tenant_ids=[step.schedule.tenant_id for step in steps],
+        ids=[step.schedule.id for step in steps],
+        revs=[step.schedule.rev for step in steps],
+        decided_to=[step.decided_to for step in steps],
+        next=[step.next for step in steps],
+        wake=[None if s.next is None else s.next + s.schedule.offset for s in steps],
+        fired=[len(times) for times in fired],
+        last=[times[-1] if times else None for times in fired],
+        tzdata=timezones.version(),
     )
     if len(moved) != len(steps):
         raise AssertionError("a locked schedule cannot have changed")

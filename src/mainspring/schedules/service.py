@@ -1,7 +1,7 @@
 """Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar
@@ -13,13 +13,20 @@ import msgspec
 from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
-from mainspring.domain.schedule.misfire import Ruling
+from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedule.policies import Decision
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
-from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, record
+from mainspring.postgres.database import Database, transaction
+from mainspring.schedules.occurrences import (
+    DecidedSchedules,
+    OccurrenceWriter,
+    ScheduleDecision,
+    advance,
+    record,
+)
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
+from mainspring.store.cluster import SQL as CLUSTER
+from mainspring.store.lists.paging import LAST_ID
 from mainspring.store.schedule.schedules import (
     SQL,
     OccurrenceEntry,
@@ -33,7 +40,6 @@ from mainspring.store.upkeep import ledger_retention
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
-_LARGEST_ID = UUID(int=2**128 - 1)
 _END_OF_TIME = 253_000_000_000.0
 
 
@@ -77,6 +83,13 @@ class Changed:
     settled: DecidedSchedules
 
 
+class OverdueSchedules(NamedTuple):
+    """How many schedules are undecided for too long, and since when the first of them is."""
+
+    schedules: int
+    since: datetime | None
+
+
 class NameTaken(Exception):
     """The tenant has a schedule of that name already."""
 
@@ -92,12 +105,12 @@ class ScheduleService:
 
     async def now(self) -> float:
         """The database's time: the one that decides what is due."""
-        row = await self._database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8")
-        assert row is not None
-        return float(row[0])
+        return await CLUSTER["database_time"].value(self._database, float)
 
+    @transaction
     async def create(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         name: str,
@@ -109,34 +122,26 @@ class ScheduleService:
         conclude: BeforeCommit[StoredSchedule],
     ) -> StoredSchedule | None:
         """Keep a new schedule; None when the name is taken."""
-
-        async def work(connection: asyncpg.Connection) -> StoredSchedule | None:
-            made = await connection.fetchrow(
-                *SQL["create_schedule"](
-                    tenant_id=tenant_id,
-                    schedule_id=schedule_id,
-                    name=name,
-                    decided_to=now - spread_of(schedule_id, definition.spread),
-                    **_columns(schedule_id, definition, template, next_at),
-                )
-            )
-            if made is None:
-                return None
-            row = await connection.fetchrow(
-                *SQL["get_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
-            )
-            assert row is not None
-            schedule = read_row(StoredSchedule, row)
-            await conclude(connection, schedule)
-            return schedule
-
-        return await self._database.transact(work)
+        made = await SQL["create_schedule"].found(
+            connection,
+            tenant_id=tenant_id,
+            schedule_id=schedule_id,
+            name=name,
+            decided_to=now - spread_of(schedule_id, definition.spread),
+            **_columns(schedule_id, definition, template, next_at),
+        )
+        if not made:
+            return None
+        schedule = await SQL["get_schedule"].one(
+            connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
+        )
+        await conclude(connection, schedule)
+        return schedule
 
     async def get(self, tenant_id: int, schedule_id: UUID) -> StoredSchedule | None:
-        row = await self._database.fetch_row(
-            *SQL["get_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
+        return await SQL["get_schedule"].row(
+            self._database, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
         )
-        return read_row(StoredSchedule, row) if row else None
 
     async def page(
         self,
@@ -149,17 +154,16 @@ class ScheduleService:
         overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
         """Newest first; `overdue`: only those undecided for longer than that."""
-        rows = await self._database.fetch(
-            *SQL["list_schedules"](
-                tenant_id=tenant_id,
-                before=before or _LARGEST_ID,
-                state=state,
-                name=name,
-                limit=limit,
-                overdue=overdue,
-            )
+        return await SQL["list_schedules"].rows(
+            self._database,
+            StoredSchedule,
+            tenant_id=tenant_id,
+            before=before or LAST_ID,
+            state=state,
+            name=name,
+            limit=limit,
+            overdue=overdue,
         )
-        return read_rows(StoredSchedule, rows)
 
     async def occurrences(
         self,
@@ -172,20 +176,21 @@ class ScheduleService:
     ) -> Sequence[StoredOccurrence]:
         """Lines of the ledger, newest first."""
         at, attempt = before or (_END_OF_TIME, 0)
-        rows = await self._database.fetch(
-            *SQL["list_occurrences"](
-                tenant_id=tenant_id,
-                schedule_id=schedule_id,
-                before=at,
-                attempt=attempt,
-                decision=decision,
-                limit=limit,
-            )
+        return await SQL["list_occurrences"].rows(
+            self._database,
+            StoredOccurrence,
+            tenant_id=tenant_id,
+            schedule_id=schedule_id,
+            before=at,
+            attempt=attempt,
+            decision=decision,
+            limit=limit,
         )
-        return read_rows(StoredOccurrence, rows)
 
+    @transaction
     async def change(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         ownership: Ownership,
@@ -196,67 +201,58 @@ class ScheduleService:
         What came due before the change is thus decided by the old definition, all else by the new
         one. None: there is no such schedule. What `decide` raises undoes everything.
         """
+        locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
+        if locked is None:
+            return None
+        chosen = decide(locked)
+        if chosen is not None:
+            await _write(connection, locked, chosen)
+            locked = await _locked(connection, tenant_id, schedule_id) or locked
+        return Changed(locked, settled)
 
-        async def work(connection: asyncpg.Connection) -> Changed | None:
-            locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
-            if locked is None:
-                return None
-            chosen = decide(locked)
-            if chosen is not None:
-                await self._write(connection, locked, chosen)
-                locked = await _locked(connection, tenant_id, schedule_id) or locked
-            return Changed(locked, settled)
-
-        return await self._named(work)
-
+    @transaction
     async def delete(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         actor: str,
         check: Callable[[StoredSchedule], None],
     ) -> bool:
         """Remove a schedule and its ledger; its tasks stay. False: there is none."""
+        locked = await _locked(connection, tenant_id, schedule_id)
+        if locked is None:
+            return False
+        check(locked)
+        await SQL["delete_schedule"].run(connection, tenant_id=tenant_id, schedule_id=schedule_id)
+        await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
+        subject = str(schedule_id)
+        await write_entry(connection, tenant_id, actor, "schedule.deleted", subject)
+        return True
 
-        async def work(connection: asyncpg.Connection) -> bool:
-            locked = await _locked(connection, tenant_id, schedule_id)
-            if locked is None:
-                return False
-            check(locked)
-            await connection.execute(
-                *SQL["delete_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
-            )
-            await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
-            subject = str(schedule_id)
-            await write_entry(connection, tenant_id, actor, "schedule.deleted", subject)
-            return True
-
-        return await self._database.transact(work)
-
+    @transaction
     async def run_now(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         ownership: Ownership,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
         """Make a task at once, beside the timetable. None: there is no such schedule."""
+        locked = await _locked(connection, tenant_id, schedule_id)
+        if locked is None:
+            return None
+        task = self._occurrence_writer.manual_task(locked)
+        made = await self._occurrence_writer.create(connection, ownership, [task])
+        settled = DecidedSchedules(made=made)
+        await conclude(connection, settled)
+        return settled
 
-        async def work(connection: asyncpg.Connection) -> DecidedSchedules | None:
-            locked = await _locked(connection, tenant_id, schedule_id)
-            if locked is None:
-                return None
-            task = self._occurrence_writer.manual_task(locked)
-            settled = DecidedSchedules(
-                made=await self._occurrence_writer.create(connection, ownership, [task])
-            )
-            await conclude(connection, settled)
-            return settled
-
-        return await self._database.transact(work)
-
+    @transaction
     async def backfill(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
         ownership: Ownership,
@@ -265,30 +261,24 @@ class ScheduleService:
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
         """Make tasks for those of the chosen nominal times that never had one."""
-
-        async def work(connection: asyncpg.Connection) -> DecidedSchedules | None:
-            locked = await _locked(connection, tenant_id, schedule_id)
-            if locked is None:
-                return None
-            # Off the event loop: working out many times may take seconds.
-            times = await asyncio.to_thread(choose, locked)
-            if not times:
-                return DecidedSchedules()
-            rows = await connection.fetch(
-                *SQL["ran_between"](
-                    tenant_id=tenant_id, schedule_id=schedule_id, first=times[0], last=times[-1]
-                )
-            )
-            ran = {round(row["nominal"], 6) for row in rows}
-            missing = [at for at in times if round(at, 6) not in ran]
-            tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
-            made = await self._occurrence_writer.create(connection, ownership, tasks)
-            await record(connection, entries)
-            settled = DecidedSchedules(made=made, decided=len(missing))
-            await conclude(connection, settled)
-            return settled
-
-        return await self._database.transact(work)
+        locked = await _locked(connection, tenant_id, schedule_id)
+        if locked is None:
+            return None
+        # Off the event loop: working out many times may take seconds.
+        times = await asyncio.to_thread(choose, locked)
+        if not times:
+            return DecidedSchedules()
+        rows = await SQL["ran_between"].fetch(
+            connection, tenant_id=tenant_id, schedule_id=schedule_id, first=times[0], last=times[-1]
+        )
+        ran = {round(row["nominal"], 6) for row in rows}
+        missing = [at for at in times if round(at, 6) not in ran]
+        tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
+        made = await self._occurrence_writer.create(connection, ownership, tasks)
+        await record(connection, entries)
+        settled = DecidedSchedules(made=made, decided=len(missing))
+        await conclude(connection, settled)
+        return settled
 
     # For the owner ----------------------------------------------------------------------------
 
@@ -296,62 +286,54 @@ class ScheduleService:
         self, partitions: Collection[int], *, until: float, limit: int
     ) -> list[DueSchedule]:
         """Schedules to decide on until then, earliest first."""
-        rows = await self._database.fetch(
-            *SQL["due_schedules"](partitions=list(partitions), until=until, limit=limit)
+        return await SQL["due_schedules"].rows(
+            self._database, DueSchedule, partitions=list(partitions), until=until, limit=limit
         )
-        return read_rows(DueSchedule, rows)
 
-    async def fire(self, ownership: Ownership, due: Sequence[DueSchedule]) -> DecidedSchedules:
+    @transaction
+    async def fire(
+        self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[DueSchedule]
+    ) -> DecidedSchedules:
         """Decide on those that are due by the database's clock and still ours."""
+        locked = await SQL["lock_due"].rows(
+            connection,
+            StoredSchedule,
+            **owner_of(ownership),
+            tenant_ids=[schedule.tenant_id for schedule in due],
+            ids=[schedule.id for schedule in due],
+        )
+        return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
-        async def work(connection: asyncpg.Connection) -> DecidedSchedules:
-            rows = await connection.fetch(
-                *SQL["lock_due"](
-                    **owner_of(ownership),
-                    tenant_ids=[schedule.tenant_id for schedule in due],
-                    ids=[schedule.id for schedule in due],
-                )
-            )
-            locked = read_rows(StoredSchedule, rows)
-            return await self._occurrence_writer.decide_due(connection, ownership, locked)
-
-        return await self._database.transact(work)
-
-    async def overdue(self, seconds: float) -> tuple[int, datetime | None]:
-        """How many are undecided for longer than that, and since when the first of them is."""
-        row = await self._database.fetch_row(*SQL["overdue"](seconds=seconds))
-        assert row is not None
-        return row["schedules"], row["since"]
+    async def overdue(self, seconds: float) -> OverdueSchedules:
+        """Count the schedules that are undecided for longer than that."""
+        return await SQL["overdue"].one(self._database, OverdueSchedules, seconds=seconds)
 
     async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
         """Write an event for each that is undecided for longer than that and was not told of yet;
-        answers which."""
-        rows = await self._database.fetch(*SQL["tell_overdue"](seconds=seconds, limit=limit))
+        return which."""
+        rows = await SQL["tell_overdue"].fetch(self._database, seconds=seconds, limit=limit)
         return [row["schedule"] for row in rows]
 
-    async def retime(self, partitions: Collection[int], *, limit: int) -> int:
+    @transaction
+    async def retime(
+        self, connection: asyncpg.Connection, partitions: Collection[int], *, limit: int
+    ) -> int:
         """Compute some next times anew that came from an older tz database; return how many."""
         version = timezones.version()
-
-        async def work(connection: asyncpg.Connection) -> int:
-            rows = await connection.fetch(
-                *SQL["lock_outdated"](partitions=list(partitions), tzdata=version, limit=limit)
-            )
-            locked = read_rows(StoredSchedule, rows)
-            times = [None if s.next is None else s.timetable.next(s.decided_to) for s in locked]
-            await connection.execute(
-                *SQL["retime"](
-                    tzdata=version,
-                    tenant_ids=[s.tenant_id for s in locked],
-                    ids=[s.id for s in locked],
-                    revs=[s.rev for s in locked],
-                    next=times,
-                    wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
-                )
-            )
-            return len(locked)
-
-        return await self._database.transact(work)
+        locked = await SQL["lock_outdated"].rows(
+            connection, StoredSchedule, partitions=list(partitions), tzdata=version, limit=limit
+        )
+        times = [None if s.next is None else s.timetable.next(s.decided_to) for s in locked]
+        await SQL["retime"].run(
+            connection,
+            tzdata=version,
+            tenant_ids=[s.tenant_id for s in locked],
+            ids=[s.id for s in locked],
+            revs=[s.rev for s in locked],
+            next=times,
+            wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
+        )
+        return len(locked)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -375,39 +357,36 @@ class ScheduleService:
             locked = await _locked(connection, tenant_id, schedule_id)
         return locked, settled
 
-    async def _write(
-        self, connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
-    ) -> None:
-        written = await connection.fetchrow(
-            *SQL["change_schedule"](
-                tenant_id=locked.tenant_id,
-                schedule_id=locked.id,
-                rev=locked.rev,
-                state=change.state,
-                name=change.name,
-                decided_to=change.decided_to,
-                **_columns(locked.id, change.definition, change.template, change.next),
-            )
-        )
-        if written is None:
-            raise AssertionError("a locked schedule cannot have changed")
-
-    async def _named(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
-        try:
-            return await self._database.transact(work)
-        except asyncpg.UniqueViolationError as error:
-            if error.constraint_name != "schedules_tenant_id_name_key":
-                raise
-            raise NameTaken from error
-
 
 async def _locked(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID
 ) -> StoredSchedule | None:
-    row = await connection.fetchrow(
-        *SQL["lock_schedule"](tenant_id=tenant_id, schedule_id=schedule_id)
+    return await SQL["lock_schedule"].row(
+        connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
     )
-    return read_row(StoredSchedule, row) if row else None
+
+
+async def _write(
+    connection: asyncpg.Connection, locked: StoredSchedule, change: ScheduleChange
+) -> None:
+    """Write a change; NameTaken when another schedule of the tenant has the name."""
+    try:
+        written = await SQL["change_schedule"].found(
+            connection,
+            tenant_id=locked.tenant_id,
+            schedule_id=locked.id,
+            rev=locked.rev,
+            state=change.state,
+            name=change.name,
+            decided_to=change.decided_to,
+            **_columns(locked.id, change.definition, change.template, change.next),
+        )
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "schedules_tenant_id_name_key":
+            raise
+        raise NameTaken from error
+    if not written:
+        raise AssertionError("a locked schedule cannot have changed")
 
 
 async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
@@ -418,19 +397,10 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     spans = sorted([*backlog.older, *backlog.excluded])
     rulings = [Ruling(span, Decision.SKIPPED_PAUSED, "the schedule was paused") for span in spans]
     await record(connection, [OccurrenceEntry(paused, ruling) for ruling in rulings])
-    following = table.next(max(backlog.until, paused.decided_to))
-    await connection.fetch(
-        *SQL["advance"](
-            tenant_ids=[paused.tenant_id],
-            ids=[paused.id],
-            revs=[paused.rev],
-            decided_to=[max(backlog.until, paused.decided_to)],
-            next=[following],
-            wake=[_wake(paused.id, paused.definition, following)],
-            fired=[0],
-            last=[None],
-            tzdata=timezones.version(),
-        )
+    decided_to = max(backlog.until, paused.decided_to)
+    nothing = BacklogDecision(())
+    await advance(
+        connection, [ScheduleDecision(paused, nothing, decided_to, table.next(decided_to))]
     )
 
 

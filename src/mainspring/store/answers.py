@@ -1,22 +1,31 @@
 """First answers, kept for who asks again: under idempotency keys, and in the effect log."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row
-from mainspring.store.tasks import StoredAnswer
+from mainspring.postgres.named_sql import Queryable
 
 SQL = queries.load("answers")
 T = TypeVar("T")
 
 BeforeCommit = Callable[[asyncpg.Connection, T], Awaitable[None]]
 """The last step of a transaction that made something: keep the answer of who asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """What the first caller under an idempotency key was told."""
+
+    body_hash: bytes
+    status: int
+    body: bytes
+    headers: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class StoredEffect:
 
     answer: bytes
     created_at: datetime
-    first: bool
+    first: bool = True
 
 
 class AnswerStore:
@@ -44,46 +53,45 @@ class AnswerStore:
         self._database = database
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
-        """What the first caller under this key was told; status 0 while it is being served."""
-        row = await self._database.fetch_row(*SQL["find_answer"](tenant_id=tenant_id, key=key))
-        return read_row(StoredAnswer, row) if row else None
+        """Return what the first caller under this key was told; status 0 while it is being
+        served."""
+        return await SQL["find_answer"].row(
+            self._database, StoredAnswer, tenant_id=tenant_id, key=key
+        )
 
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
         """Become the one who serves this key, for at most `lease` seconds; False: somebody is,
         or was."""
-        row = await self._database.fetch_row(
-            *SQL["take_turn"](
-                tenant_id=turn.tenant_id,
-                key=turn.key,
-                body_hash=body_hash,
-                token=turn.token,
-                lease=lease,
-            )
+        return await SQL["take_turn"].found(
+            self._database,
+            tenant_id=turn.tenant_id,
+            key=turn.key,
+            body_hash=body_hash,
+            token=turn.token,
+            lease=lease,
         )
-        return row is not None
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
-        """End a turn with an answer. Nothing happens if it ran out: then it is another's."""
-        await self._database.fetch(*_kept(turn, answer, ttl))
+        """End a turn with an answer. Nothing happens if it expired: then it is another's."""
+        await _keep(self._database, turn, answer, ttl)
 
     async def give_up(self, turn: Turn) -> None:
         """End a turn without an answer: the next request under the key is served afresh."""
-        await self._database.fetch(
-            *SQL["give_up_turn"](tenant_id=turn.tenant_id, key=turn.key, token=turn.token)
+        await SQL["give_up_turn"].run(
+            self._database, tenant_id=turn.tenant_id, key=turn.key, token=turn.token
         )
 
 
 async def keep_answer(
     connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
 ) -> bool:
-    """The same within the transaction of what was asked for. False: the turn ran out."""
-    row = await connection.fetchrow(*_kept(turn, answer, ttl))
-    return row is not None
+    """Do the same within the transaction of what was asked for. False: the turn has expired."""
+    return await _keep(connection, turn, answer, ttl)
 
 
-def _kept(turn: Turn, answer: StoredAnswer, ttl: float) -> tuple[Any, ...]:
-    return SQL["keep_answer"](
-        tenant_id=turn.tenant_id, key=turn.key, token=turn.token,
+async def _keep(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:
+    return await SQL["keep_answer"].found(
+        on, tenant_id=turn.tenant_id, key=turn.key, token=turn.token,
         status=answer.status, answer=answer.body, headers=answer.headers, ttl=ttl,
     )  # fmt: skip
 
@@ -95,13 +103,15 @@ class EffectStore:
         self._database = database
 
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
-        """Tell of an effect. Of all who tell of the same one, exactly one is the first."""
+        """Note an effect. Of all that note the same one, exactly one is the first."""
         while True:
-            row = await self._database.fetch_row(
-                *SQL["note_effect"](tenant_id=tenant_id, key=key, answer=answer, ttl=ttl)
+            noted = await SQL["note_effect"].row(
+                self._database, StoredEffect, tenant_id=tenant_id, key=key, answer=answer, ttl=ttl
             )
-            if row is not None:
-                return StoredEffect(row["answer"], row["created_at"], first=True)
-            row = await self._database.fetch_row(*SQL["find_effect"](tenant_id=tenant_id, key=key))
-            if row is not None:  # else it ran out between the two: then we may be the first
-                return StoredEffect(row["answer"], row["created_at"], first=False)
+            if noted is not None:
+                return noted
+            earlier = await SQL["find_effect"].row(
+                self._database, StoredEffect, tenant_id=tenant_id, key=key
+            )
+            if earlier is not None:  # else it expired between the two: then we may be the first
+                return replace(earlier, first=False)

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, and when. Entries are written with the change they tell of."""
+"""The audit log: who changed what, and when. Entries are written with the change they describe."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_rows
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import Page, fill, next_mark
 
 SQL = queries.load("audit")
 
@@ -43,14 +43,6 @@ class AuditFilter:
     subject: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAuditPage:
-    """Some entries, and where the list goes on; None when it does not."""
-
-    entries: list[StoredAuditEntry]
-    next_before: int | None
-
-
 class AuditStore:
     """The entries of one tenant, or of the whole installation, newest first."""
 
@@ -58,13 +50,16 @@ class AuditStore:
         self._database = database
         self._scan = scan
 
-    async def list(self, where: AuditFilter, *, before: int | None, limit: int) -> StoredAuditPage:
-        """A page of entries older than `before`; it may be short and still have a next one."""
-        return StoredAuditPage(*await fill(partial(self._look, where), before, limit))
+    async def list(
+        self, where: AuditFilter, *, before: int | None, limit: int
+    ) -> Page[StoredAuditEntry, int]:
+        """Return a page of entries older than `before`; it may be short and still have a next
+        one."""
+        return await fill(partial(self._look, where), before, limit)
 
     async def _look(
         self, where: AuditFilter, before: int | None, limit: int
-    ) -> Found[StoredAuditEntry, int]:
+    ) -> Page[StoredAuditEntry, int]:
         texts = {"action": where.action, "actor": where.actor, "subject": where.subject}
         scan = self._scan if any(texts.values()) else limit
         page = {"before": END_OF_IDS if before is None else before, "limit": limit, "scan": scan}
@@ -74,9 +69,7 @@ class AuditStore:
             call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
         rows = await self._database.fetch(*call)
         entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
-        if len(entries) == limit:
-            return entries, entries[-1].id
-        return entries, rows[0]["edge"] if rows[0]["scanned"] == scan else None
+        return Page(entries, next_mark(int, rows, limit, scan))
 
 
 async def write_entry(
@@ -87,9 +80,12 @@ async def write_entry(
     subject: str,
     **detail: Any,
 ) -> None:
-    """Note a change, in its own transaction."""
-    await connection.execute(
-        *SQL["write_entry"](
-            tenant_id=tenant_id, actor=actor, action=action, subject=subject, detail=detail or None
-        )
+    """Note a change, within its transaction."""
+    await SQL["write_entry"].run(
+        connection,
+        tenant_id=tenant_id,
+        actor=actor,
+        action=action,
+        subject=subject,
+        detail=detail or None,
     )

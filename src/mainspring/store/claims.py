@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -15,10 +15,10 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import sparse, transaction
 from mainspring.postgres.rows import read_rows
 from mainspring.store.outcomes import OutcomeStore
-from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
+from mainspring.store.task_refs import Seen, TaskRef, WorkerPick, columns, owner_of, seen_in
 
 SQL = queries.load("claims")
 
@@ -35,8 +35,8 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 @lru_cache(maxsize=4096)
 def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
-    """The spec, or one that does nothing and why it cannot be read. Nothing is raised: the task is
-    leased already, together with others.
+    """Return the spec, or one that does nothing and why it cannot be read. Nothing is raised: the
+    task is leased already, together with others.
 
     Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim."""
     try:
@@ -69,8 +69,8 @@ class EngineStore(OutcomeStore):
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
-        """What is running in these partitions, and what is due in (after, until]: at most `cap`
-        of each stream, earliest first."""
+        """Return what is running in these partitions, and what is due in (after, until]: at most
+        `cap` of each stream, earliest first."""
         rows = await self._database.fetch(
             *SQL["load_window"](partitions=list(partitions), after=after, until=until, cap=cap),
             # Of several one can ask for fewer; one alone has to be read, however much is in it.
@@ -81,44 +81,39 @@ class EngineStore(OutcomeStore):
     async def load_more(
         self, stream: StreamKey, *, since: float, until: float, known: Collection[UUID], limit: int
     ) -> list[TaskRow]:
-        """The next of a stream, earliest first, without those that are known already."""
-        rows = await self._database.fetch(
-            *SQL["load_more"](
-                partition=stream.partition,
-                tenant_id=stream.tenant_id,
-                since=since,
-                until=until,
-                queue=stream.queue,
-                capability=stream.capability,
-                concurrency_key=stream.concurrency_key,
-                priority=stream.priority,
-                known=list(known),
-                limit=limit,
-            )
+        """Return the next of a stream, earliest first, without those that are known already."""
+        return await SQL["load_more"].rows(
+            self._database,
+            TaskRow,
+            partition=stream.partition,
+            tenant_id=stream.tenant_id,
+            since=since,
+            until=until,
+            queue=stream.queue,
+            capability=stream.capability,
+            concurrency_key=stream.concurrency_key,
+            priority=stream.priority,
+            known=list(known),
+            limit=limit,
         )
-        return read_rows(TaskRow, rows)
 
     async def poll_wakes(
         self, ownership: Ownership, heard: Collection[int], *, limit: int
     ) -> Woken:
-        """What others changed in our partitions, by at most `limit` wake rows. They stay until a
-        later call names them as heard."""
-        rows = await self._database.fetch(
-            *SQL["poll_wakes"](
-                **owner_of(ownership),
-                heard=list(heard),
-                limit=limit,
-            )
+        """Return what others changed in our partitions, by at most `limit` wake rows. They stay
+        until a later call names them as heard."""
+        rows = await SQL["poll_wakes"].fetch(
+            self._database, **owner_of(ownership), heard=list(heard), limit=limit
         )
         seen = seen_in(rows)
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
-        """How these tasks are now."""
-        rows = await self._database.fetch(
-            *SQL["look_at"](
-                tenant_ids=[tenant for tenant, _ in tasks], ids=[task for _, task in tasks]
-            )
+        """Return how these tasks are now."""
+        rows = await SQL["look_at"].fetch(
+            self._database,
+            tenant_ids=[tenant for tenant, _ in tasks],
+            ids=[task for _, task in tasks],
         )
         return seen_in(rows)
 
@@ -129,56 +124,42 @@ class EngineStore(OutcomeStore):
     ) -> list[Execution]:
         """Lease due tasks, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
-        rows = await self._database.fetch(
-            *SQL["claim"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                lease=lease,
-                worker=worker,
-                **columns(ordered, "revs"),
-                waited=sparse([pick.waited for pick in ordered]),
-            )
+        rows = await SQL["claim"].fetch(
+            self._database,
+            node_id=ownership.node_id,
+            epoch=ownership.epoch,
+            lease=lease,
+            worker=worker,
+            **columns(ordered, "revs"),
+            waited=sparse([pick.waited for pick in ordered]),
         )
-        waited = waits_of(ordered)
-        return executions_of(rows, waited)
+        return executions_of(rows, waits_of(ordered))
 
-    async def claimed_by(self, picks: Iterable[TaskRef], *, worker: str) -> list[Execution]:
-        """After a claim whose answer was lost: what we got. What we did not get, that claim will
-        not get any more, however late it arrives."""
+    @transaction
+    async def claimed_by(
+        self, connection: asyncpg.Connection, picks: Collection[TaskRef], *, worker: str
+    ) -> list[Execution]:
+        """Return what a claim leased whose answer was lost. What it did not lease, it will not
+        lease any more, however late it arrives."""
         picked = columns(picks, "revs")
-
-        async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(*SQL["void_claim"](**picked))
-            rows: Sequence[asyncpg.Record] = await connection.fetch(
-                *SQL["claimed_by"](**picked, worker=worker)
-            )
-            return rows
-
-        return executions_of(await self._database.transact(work))
+        await SQL["void_claim"].run(connection, **picked)
+        return executions_of(await SQL["claimed_by"].fetch(connection, **picked, worker=worker))
 
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
-        """Those of these tasks that a worker of ours has."""
+        """Return those of these tasks that are leased to a worker."""
         refs = [TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks]
         call = SQL["claimed_by"](**columns(refs, "revs"), worker=worker)
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
-        """Keep leases, guarded by fence. What is not in the answer is no longer held."""
-        rows = await self._database.fetch(*SQL["extend"](lease=lease, **columns(held, "fences")))
-        return read_rows(Extended, rows)
+        """Extend leases, guarded by fence. What is not in the answer is no longer ours."""
+        return await SQL["extend"].rows(
+            self._database, Extended, lease=lease, **columns(held, "fences")
+        )
 
 
-class Pick(Protocol):
-    """A task that was picked, and what it waited for."""
-
-    @property
-    def id(self) -> UUID: ...
-    @property
-    def waited(self) -> Waited | None: ...
-
-
-def waits_of(picks: Iterable[Pick]) -> dict[UUID, Waited]:
+def waits_of(picks: Iterable[TaskRef | WorkerPick]) -> dict[UUID, Waited]:
     """What picks waited for, of those that are late: a claim need not send it back."""
     return {pick.id: pick.waited for pick in picks if pick.waited is not None}
 

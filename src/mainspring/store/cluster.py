@@ -1,4 +1,4 @@
-"""Nodes and partitions: who is alive, who owns what, and how that changes hands."""
+"""Nodes and partitions: which are alive, which own what, and how that changes."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
 
 SQL = queries.load("cluster")
 
@@ -45,7 +44,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """Who owns a partition; nobody, for a moment, while it changes hands."""
+    """Who owns a partition; None for a moment, while it changes owners."""
 
     partition: int
     owner: UUID | None
@@ -70,7 +69,7 @@ class NodeHeartbeat(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """What an operator's word changed that the database was set back: fences of tasks created
+    """What `restore_fence` changed after the database was set back: fences of tasks created
     before a moment are `floor` at least, nodes were declared dead, and partitions' epochs rose."""
 
     floor: int
@@ -88,24 +87,19 @@ class Topology:
         self._database = database
 
     async def nodes(self) -> list[NodeRecord]:
-        rows = await self._database.fetch(*SQL["nodes"](limit=self._MOST_NODES))
-        return read_rows(NodeRecord, rows)
+        return await SQL["nodes"].rows(self._database, NodeRecord, limit=self._MOST_NODES)
 
     async def partitions(self) -> list[PartitionRecord]:
-        return read_rows(PartitionRecord, await self._database.fetch(*SQL["partitions"]()))
+        return await SQL["partitions"].rows(self._database, PartitionRecord)
 
     async def standing(self, overdue_after: float) -> ScheduleHealth:
-        row = await self._database.fetch_row(
-            *SQL["standing"](overdue_after=overdue_after, tzdata=timezones.version())
+        return await SQL["standing"].one(
+            self._database, ScheduleHealth, overdue_after=overdue_after, tzdata=timezones.version()
         )
-        assert row is not None
-        return read_row(ScheduleHealth, row)
 
     async def restore_fence(self) -> Fenced:
         """Issue no fence and no epoch again, whatever the database was set back to."""
-        row = await self._database.fetch_row(*SQL["restore_fence"]())
-        assert row is not None
-        return read_row(Fenced, row)
+        return await SQL["restore_fence"].one(self._database, Fenced)
 
 
 class ClusterStore:
@@ -115,49 +109,46 @@ class ClusterStore:
         self._connection = connection
 
     async def join(
-        self,
-        node_id: UUID,
-        name: str,
-        url: str | None,
-        version: str,
-        *,
-        former: UUID | None = None,
+        self, node_id: UUID, name: str, url: str | None, version: str, *, former: UUID | None = None
     ) -> int:
         """Enter the cluster, and raise the floor of fences; return the node's first epoch. A node
         that was a member before gives its `former` id, which ends."""
-        epoch: int = await self._connection.fetchval(
-            *SQL["join_cluster"](
-                node_id=node_id, name=name, url=url, version=version, former=former
-            )
-        )
-        return epoch
+        return await SQL["join_cluster"].value(
+            self._connection, int,
+            node_id=node_id, name=name, url=url, version=version, former=former,
+        )  # fmt: skip
+
+    async def now(self) -> float:
+        """The database's time."""
+        return await SQL["database_time"].value(self._connection, float)
 
     async def beat(self, node_id: UUID, epoch: int, beats: int = 0) -> NodeHeartbeat | None:
-        """Say "alive"; None when the node was declared dead, when the server is not the one that it
-        joined, or when fewer `beats` are counted than the node knows of."""
-        rows = await self._connection.fetch(*SQL["beat"](node_id=node_id, epoch=epoch, beats=beats))
-        return read_row(NodeHeartbeat, rows[0]) if rows else None
+        """Send a heartbeat; None when the node was declared dead, when the server is not the one
+        that it joined, or when fewer `beats` are counted than the node knows of."""
+        return await SQL["beat"].row(
+            self._connection, NodeHeartbeat, node_id=node_id, epoch=epoch, beats=beats
+        )
 
     async def members(self) -> list[Member]:
-        return read_rows(Member, await self._connection.fetch(*SQL["members"]()))
+        return await SQL["members"].rows(self._connection, Member)
 
     async def ownership(self) -> dict[UUID | None, list[int]]:
-        """Owner → partitions; None for those nobody owns."""
-        rows = await self._connection.fetch(*SQL["ownership"]())
+        """Return owner → partitions; None for those without an owner."""
+        rows = await SQL["ownership"].fetch(self._connection)
         return {row["owner"]: row["partitions"] for row in rows}
 
     async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
         """Fence a node that was silent for `ttl` seconds. False: it was not, or what it has in
         flight is not over yet."""
-        return (
-            await self._connection.fetchval(*SQL["declare_dead"](node_id=node_id, ttl=ttl))
-            is not None
+        silenced = SQL["declare_dead"].value_or_none(
+            self._connection, UUID, node_id=node_id, ttl=ttl
         )
+        return await silenced is not None
 
     async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
-        """Take partitions that nobody living owns; return those we got."""
-        rows = await self._connection.fetch(
-            *SQL["take_over"](node_id=node_id, epoch=epoch, partitions=list(wanted))
+        """Take partitions without a living owner; return those we got."""
+        rows = await SQL["take_over"].fetch(
+            self._connection, node_id=node_id, epoch=epoch, partitions=list(wanted)
         )
         return [row["partition"] for row in rows]
 
@@ -165,13 +156,12 @@ class ClusterStore:
         self, ownership: Ownership, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
         """Give partitions to others (or to nobody); return our new epoch, None when fenced."""
-        epoch: int | None = await self._connection.fetchval(
-            *SQL["hand_over"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                partitions=list(gifts.keys()),
-                heirs=list(gifts.values()),
-                state="left" if leaving else "active",
-            )
+        return await SQL["hand_over"].value_or_none(
+            self._connection,
+            int,
+            node_id=ownership.node_id,
+            epoch=ownership.epoch,
+            partitions=list(gifts.keys()),
+            heirs=list(gifts.values()),
+            state="left" if leaving else "active",
         )
-        return epoch

@@ -12,11 +12,11 @@ import asyncpg
 from mainspring.domain.placement import NO_OWNERSHIP
 from mainspring.domain.task import Resolution
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.rows import read_row
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
 from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
@@ -26,7 +26,6 @@ HEAVIEST_PAGE = 16 * 2**20
 """Bytes of payload after which a page ends."""
 
 
-_LAST_ID = UUID(int=2**128 - 1)
 _MOST_GROUPED = 100_000
 
 
@@ -68,16 +67,8 @@ class StoredLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterPage:
-    """Some letters, newest first, and where to go on (None at the end)."""
-
-    letters: list[StoredLetter]
-    next_before: UUID | None
-
-
-@dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Letters that died of the same thing."""
+    """Letters of the same error."""
 
     fingerprint: str
     error: dict[str, str] | None
@@ -89,7 +80,7 @@ class LetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a letter: `task` is the new task, unless the letter had one before."""
+    """The result of a replay: `task` is the new task, unless the letter had one before."""
 
     task_id: UUID
     task: NewTask | None = None
@@ -106,7 +97,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How replayed tasks fared so far."""
+    """How replayed tasks ended so far."""
 
     failed: int
     others: int
@@ -121,8 +112,8 @@ class DeadLetterStore:
         self._scan = scan
 
     async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
-        found = await self._database.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=[letter_id], payloads=True)
+        found = await SQL["read_letters"].fetch(
+            self._database, tenant_id=tenant_id, ids=[letter_id], payloads=True
         )
         return _letter(found[0]) if found else None
 
@@ -134,70 +125,71 @@ class DeadLetterStore:
         before: UUID | None,
         limit: int,
         payloads: bool,
-    ) -> LetterPage:
+    ) -> Page[StoredLetter, UUID]:
         """A page of letters older than `before`; it may be short and still have a next one."""
         look = partial(self._look, tenant_id, where, payloads)
-        return LetterPage(*await fill(look, before, limit, heavy=payloads))
+        return await fill(look, before, limit, heavy=payloads)
 
     async def _look(
         self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> Found[StoredLetter, UUID]:
-        rows = await self._database.fetch(
-            *SQL["find_letters"](
-                tenant_id=tenant_id,
-                before=before or _LAST_ID,
-                scan=self._scan,
-                **where.kinds,
-                **where.texts,
-                limit=limit,
-                heaviest=HEAVIEST_PAGE if payloads else 2**62,
-            )
+    ) -> Page[StoredLetter, UUID]:
+        rows = await SQL["find_letters"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            before=before or LAST_ID,
+            scan=self._scan,
+            **where.kinds,
+            **where.texts,
+            limit=limit,
+            heaviest=HEAVIEST_PAGE if payloads else 2**62,
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
         scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
-        letters = await self._database.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=payloads)
+        letters = await SQL["read_letters"].fetch(
+            self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
         )
         if ids and (len(ids) == limit or len(ids) < found):
             next_before = ids[-1]
         else:
             next_before = edge if scanned == self._scan else None
-        return [_letter(row) for row in letters], next_before
+        return Page([_letter(row) for row in letters], next_before)
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int
     ) -> Sequence[LetterGroup]:
-        """What went wrong, the most frequent first."""
-        rows = await self._database.fetch(
-            *SQL["group_letters"](
-                tenant_id=tenant_id, limit=limit, scan=_MOST_GROUPED, **where.kinds, **where.texts
-            )
+        """Return letters grouped by error, the most frequent first."""
+        return await SQL["group_letters"].rows(
+            self._database,
+            LetterGroup,
+            tenant_id=tenant_id,
+            limit=limit,
+            scan=_MOST_GROUPED,
+            **where.kinds,
+            **where.texts,
         )
-        return read_rows(LetterGroup, rows)
 
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
     ) -> Matches:
         """Letters to replay, oldest first; few or none may come and there still be more. `upto`
         keeps out replays that died again meanwhile."""
-        rows = await self._database.fetch(
-            *SQL["find_unresolved"](
-                tenant_id=tenant_id,
-                after=after or UUID(int=0),
-                scan=max(self._scan, limit),
-                **where.texts,
-                limit=limit,
-                upto=upto,
-            )
+        scan = max(self._scan, limit)
+        rows = await SQL["find_unresolved"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            after=after or UUID(int=0),
+            scan=scan,
+            **where.texts,
+            limit=limit,
+            upto=upto,
         )
         ids = [row["id"] for row in rows if row["id"] is not None]
-        scanned, edge = rows[0]["scanned"], rows[0]["edge"]
-        if len(ids) == limit:
-            return Matches(ids, ids[-1])
-        return Matches(ids, edge if scanned == max(self._scan, limit) else None)
+        return Matches(ids, next_mark(UUID, rows, limit, scan))
 
+    @transaction
     async def replay(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         ids: Sequence[UUID],
         make: Callable[[StoredLetter], NewTask],
@@ -207,48 +199,32 @@ class DeadLetterStore:
 
         Return letter → what it became. Letters that do not exist are not in the answer.
         """
-
-        async def work(connection: asyncpg.Connection) -> dict[UUID, Replay]:
-            locked = await connection.fetch(
-                *SQL["lock_letters"](tenant_id=tenant_id, ids=list(ids))
-            )
-            replays = {
-                row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]
-            }
-            fresh = [row["id"] for row in locked if row["id"] not in replays]
-            return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
-
-        return await self._database.transact(work)
+        locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
+        replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
+        fresh = [row["id"] for row in locked if row["id"] not in replays]
+        return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
-        """How these tasks fare; one that failed and will be tried again counts as failed."""
-        row = await self._database.fetch_row(
-            *SQL["count_outcomes"](tenant_id=tenant_id, ids=list(task_ids), first=min(task_ids))
+        """Count how these tasks ended; one that failed and will be retried counts as failed."""
+        return await SQL["count_outcomes"].one(
+            self._database, Outcomes, tenant_id=tenant_id, ids=list(task_ids), first=min(task_ids)
         )
-        assert row is not None
-        return Outcomes(row["failing"] + row["failed"], row["others"])
 
     async def archive(self, tenant_id: int, letter_id: UUID, actor: str) -> None:
-        """Put a letter away; one that is resolved, or not there, stays as it is."""
-        await self._database.fetch(
-            *SQL["archive_letters"](tenant_id=tenant_id, ids=[letter_id], actor=actor)
+        """Archive a letter; one that is resolved, or not there, stays as it is."""
+        await SQL["archive_letters"].run(
+            self._database, tenant_id=tenant_id, ids=[letter_id], actor=actor
         )
 
-    async def purge(self, tenant_id: int, letter_id: UUID, actor: str) -> bool:
+    @transaction
+    async def purge(
+        self, connection: asyncpg.Connection, tenant_id: int, letter_id: UUID, actor: str
+    ) -> bool:
         """Remove a letter; its task stays in history. False: there is no such letter."""
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            if (
-                await connection.fetchrow(
-                    *SQL["purge_letter"](tenant_id=tenant_id, letter_id=letter_id)
-                )
-                is None
-            ):
-                return False
+        gone = await SQL["purge_letter"].found(connection, tenant_id=tenant_id, letter_id=letter_id)
+        if gone:
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
-            return True
-
-        return await self._database.transact(work)
+        return gone
 
     async def _replay_locked(
         self,
@@ -260,52 +236,48 @@ class DeadLetterStore:
     ) -> dict[UUID, Replay]:
         if not ids:
             return {}
-        rows = await connection.fetch(
-            *SQL["read_letters"](tenant_id=tenant_id, ids=ids, payloads=True)
+        rows = await SQL["read_letters"].fetch(
+            connection, tenant_id=tenant_id, ids=ids, payloads=True
         )
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
         tasks = list(made.values())
-        created = await connection.fetch(
-            *TASKS["create_tasks"](
-                **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
-            )
+        created = await TASKS["create_tasks"].fetch(
+            connection, **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
         )
         partitions = {row["id"]: row["partition"] for row in created}
         if len(partitions) < len(tasks):
             return {}  # the tenant is gone, and with it everything that it may do
-        await connection.execute(
-            *SQL["mark_replayed"](
-                tenant_id=tenant_id,
-                ids=list(made),
-                task_ids=[task.id for task in tasks],
-                actor=actor,
-            )
-        )
+        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
+        await _mark_replayed(connection, tenant_id, replayed_as, actor)
         return {
             letter_id: Replay(task.id, task, partitions[task.id])
-            for letter_id, task in zip(made, tasks, strict=True)
+            for letter_id, task in made.items()
         }
 
 
 async def note_done_again(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
-    """The work of these letters, where there are any, is done by other tasks now."""
-    ids = list(tasks)
-    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
-    await connection.execute(
-        *SQL["mark_replayed"](
-            tenant_id=tenant_id, ids=ids, task_ids=list(tasks.values()), actor=actor
-        )
+    """Mark these letters, where there are any, as replayed: other tasks do their work now."""
+    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=list(tasks))
+    await _mark_replayed(connection, tenant_id, tasks, actor)
+
+
+async def _mark_replayed(
+    connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
+) -> None:
+    ids, task_ids = list(tasks), list(tasks.values())
+    await SQL["mark_replayed"].run(
+        connection, tenant_id=tenant_id, ids=ids, task_ids=task_ids, actor=actor
     )
 
 
 async def note_left_out(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
-    """Nobody waits for the work of these letters any more, where there are any."""
-    await connection.execute(*SQL["lock_letters"](tenant_id=tenant_id, ids=ids))
-    await connection.execute(*SQL["archive_letters"](tenant_id=tenant_id, ids=ids, actor=actor))
+    """Archive these letters, where there are any: nobody waits for their work any more."""
+    await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
+    await SQL["archive_letters"].run(connection, tenant_id=tenant_id, ids=ids, actor=actor)
 
 
 def _letter(row: asyncpg.Record) -> StoredLetter:

@@ -51,9 +51,7 @@ class ExplainStore:
 
     async def waiting(self, tenant_id: int, task_id: UUID) -> WaitingTask | None:
         """The task, while it is unfinished."""
-        row = await self._database.fetch_row(
-            *SQL["waiting_task"](tenant_id=tenant_id, task_id=task_id)
-        )
+        row = await SQL["waiting_task"].record(self._database, tenant_id=tenant_id, task_id=task_id)
         if row is None:
             return None
         dependency = None if row["open"] is None else read_row(Dependency, row)
@@ -61,13 +59,11 @@ class ExplainStore:
 
     async def running_beside(self, row: TaskRow) -> RunningBeside:
         """What runs around a task; behind a long backlog the count ends early."""
-        found = await self._database.fetch_row(
-            *SQL["running_beside"](
-                partition=row.partition,
-                tenant_id=row.tenant_id,
-                concurrency_key=row.concurrency_key,
-                scan=self._scan,
-            )
+        return await SQL["running_beside"].one(
+            self._database,
+            RunningBeside,
+            partition=row.partition,
+            tenant_id=row.tenant_id,
+            concurrency_key=row.concurrency_key,
+            scan=self._scan,
         )
-        assert found is not None
-        return read_row(RunningBeside, found)

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
 
 import asyncpg
 
@@ -13,8 +12,9 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import ApiKey, TenantLimits
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.named_sql import Queryable
+from mainspring.postgres.rows import read_row
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import END_OF_IDS, INSTALLATION, write_entry
 
@@ -47,71 +47,55 @@ class KeyStore:
         self._database = database
 
     async def find(self, secret: str) -> ApiKey | None:
-        """Whose key this is; None when it is unknown, expired or revoked."""
+        """Return whose key this is; None when it is unknown, expired or revoked."""
         digest = hash_secret(secret)
-        row = await self._database.fetch_row(*SQL["find_key"](secret_hash=digest))
+        row = await SQL["find_key"].record(self._database, secret_hash=digest)
         # The index finds by the hash, of which nobody can choose the bytes; the last word has a
         # comparison whose time tells nothing.
         if row is None or not hmac.compare_digest(row["secret_hash"], digest):
             return None
-        return ApiKey(
-            row["id"],
-            row["tenant_id"],
-            frozenset(row["scopes"]),
-            row["operator"],
-            row["expires_in"],
-        )
+        scopes = frozenset(row["scopes"])
+        return ApiKey(row["id"], row["tenant_id"], scopes, row["operator"], row["expires_in"])
 
     async def touch(self, used: Mapping[str, float]) -> None:
-        """These keys were used so many seconds ago."""
-        await self._database.fetch(*SQL["touch_keys"](ids=list(used), ago=list(used.values())))
+        """Note that these keys were used so many seconds ago."""
+        await SQL["touch_keys"].run(self._database, ids=list(used), ago=list(used.values()))
 
     async def add(self, key: NewKey) -> None:
-        await self._database.fetch(*_added(key))
+        await _add(self._database, key)
 
-    async def add_operator(self, key: NewKey, actor: str) -> None:
-        """An operator's key, with a note of it."""
+    @transaction
+    async def add_operator(self, connection: asyncpg.Connection, key: NewKey, actor: str) -> None:
+        """Add an operator's key, with a note of it in the audit log."""
+        await _add(connection, key)
+        await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
 
-        async def work(connection: asyncpg.Connection) -> None:
-            await connection.execute(*_added(key))
-            await write_entry(connection, INSTALLATION, actor, "key.created", key.id, name=key.name)
-
-        await self._database.transact(work)
-
-    async def revoke_operator(self, key: str, actor: str) -> bool:
+    @transaction
+    async def revoke_operator(self, connection: asyncpg.Connection, key: str, actor: str) -> bool:
         """End an operator's key, named by its id or by its secret."""
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            ended = await connection.fetchval(
-                *SQL["revoke_operator"](key=key, secret_hash=hash_secret(key))
-            )
-            if ended is not None:
-                await write_entry(connection, INSTALLATION, actor, "key.revoked", ended)
-            return ended is not None
-
-        return await self._database.transact(work)
+        ended = await SQL["revoke_operator"].value_or_none(
+            connection, str, key=key, secret_hash=hash_secret(key)
+        )
+        if ended is not None:
+            await write_entry(connection, INSTALLATION, actor, "key.revoked", ended)
+        return ended is not None
 
     async def ensure_tenant(self, name: str) -> int:
-        """The tenant of that name, made where it is missing."""
-        row = await self._database.fetch_row(*SQL["ensure_tenant"](name=name))
-        assert row is not None
-        return int(row["id"])
+        """Return the tenant of that name, made where it is missing."""
+        return await SQL["ensure_tenant"].value(self._database, int, name=name)
 
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
-        """What tenants may use: these, or all."""
+        """Return what tenants may use: these, or all."""
         if tenants is None:
-            rows = await self._database.fetch(*SQL["all_limits"]())
+            rows = await SQL["all_limits"].fetch(self._database)
         else:
-            rows = await self._database.fetch(*SQL["limits_of"](ids=list(tenants)))
-        return {
-            row["id"]: TenantLimits(row["weight"], row["max_running"], row["spread"])
-            for row in rows
-        }
+            rows = await SQL["limits_of"].fetch(self._database, ids=list(tenants))
+        return {row["id"]: read_row(TenantLimits, row) for row in rows}
 
 
-def _added(key: NewKey) -> tuple[Any, ...]:
-    return SQL["add_key"](
-        id=key.id, tenant_id=key.tenant_id, secret_hash=hash_secret(key.secret), name=key.name,
+async def _add(on: Queryable, key: NewKey) -> None:
+    await SQL["add_key"].run(
+        on, id=key.id, tenant_id=key.tenant_id, secret_hash=hash_secret(key.secret), name=key.name,
         scopes=sorted(key.scopes), operator=key.operator, prefix=key.prefix,
     )  # fmt: skip
 
@@ -122,7 +106,7 @@ MOST_LIVE_KEYS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key as it may be shown: everything but the secret, which nobody has any more."""
+    """A key as it may be shown: everything but the secret, which is not stored."""
 
     seq: int
     id: str
@@ -153,8 +137,10 @@ class KeyRing:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @transaction
     async def create(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         text: KeyText,
         *,
@@ -164,51 +150,42 @@ class KeyRing:
         actor: str,
         conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
-        """A new key; None when the tenant is gone."""
-
-        async def work(connection: asyncpg.Connection) -> StoredKey | None:
-            if not await _take_turn(connection, tenant_id):
-                return None
-            made = await insert_key(connection, tenant_id, text, name, scopes, expiry)
-            await write_entry(
-                connection, tenant_id, actor, "key.created", made.id, scopes=made.scopes, name=name
-            )
-            await conclude(connection, made)
-            return made
-
-        return await self._database.transact(work)
+        """Make a new key; None when the tenant is gone."""
+        if not await SQL["take_turn"].found(connection, tenant_id=tenant_id):
+            return None
+        made = await insert_key(connection, tenant_id, text, name, scopes, expiry)
+        await write_entry(
+            connection, tenant_id, actor, "key.created", made.id, scopes=made.scopes, name=name
+        )
+        await conclude(connection, made)
+        return made
 
     async def get(self, tenant_id: int, key_id: str) -> StoredKey | None:
-        row = await self._database.fetch_row(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
-        return None if row is None else read_row(StoredKey, row)
+        return await SQL["get_key"].row(
+            self._database, StoredKey, tenant_id=tenant_id, key_id=key_id
+        )
 
     async def list(self, tenant_id: int, *, before: int | None, limit: int) -> list[StoredKey]:
-        """Newest first, those that have ended too."""
+        """Return keys, newest first, those that have ended too."""
         start = END_OF_IDS if before is None else before
-        rows = await self._database.fetch(
-            *SQL["list_keys"](tenant_id=tenant_id, before=start, limit=limit)
+        return await SQL["list_keys"].rows(
+            self._database, StoredKey, tenant_id=tenant_id, before=start, limit=limit
         )
-        return read_rows(StoredKey, rows)
 
-    async def revoke(self, tenant_id: int, key_id: str, actor: str) -> bool:
+    @transaction
+    async def revoke(
+        self, connection: asyncpg.Connection, tenant_id: int, key_id: str, actor: str
+    ) -> bool:
         """End a key now. True also when it was revoked before; False: there is no such key."""
+        if not await SQL["revoke_key"].found(connection, tenant_id=tenant_id, key_id=key_id):
+            return await SQL["get_key"].found(connection, tenant_id=tenant_id, key_id=key_id)
+        await write_entry(connection, tenant_id, actor, "key.revoked", key_id)
+        return True
 
-        async def work(connection: asyncpg.Connection) -> bool:
-            if (
-                await connection.fetchrow(*SQL["revoke_key"](tenant_id=tenant_id, key_id=key_id))
-                is None
-            ):
-                return (
-                    await connection.fetchrow(*SQL["get_key"](tenant_id=tenant_id, key_id=key_id))
-                    is not None
-                )
-            await write_entry(connection, tenant_id, actor, "key.revoked", key_id)
-            return True
-
-        return await self._database.transact(work)
-
+    @transaction
     async def rotate(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         key_id: str,
         text: KeyText,
@@ -218,35 +195,27 @@ class KeyRing:
         actor: str,
         conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
-        """A key in place of another, which ends after `grace` seconds; None: no such live key.
+        """Make a key in place of another, which ends after `grace` seconds; None: no such live key.
 
         Without an expiry of its own the new key gets the lifetime the old one was made for.
         """
-
-        async def work(connection: asyncpg.Connection) -> StoredKey | None:
-            if not await _take_turn(connection, tenant_id):
-                return None
-            old = await connection.fetchrow(
-                *SQL["lock_live_key"](tenant_id=tenant_id, key_id=key_id)
-            )
-            if old is None:
-                return None
-            if old["operator"]:
-                # Whoever is admin of a tenant must not come by an operator's rights this way.
-                raise Conflict("an operator's key is replaced on the command line only")
-            scopes = frozenset(old["scopes"])
-            ends = expiry or Expiry(after=old["lifetime"])
-            made = await insert_key(connection, tenant_id, text, old["name"], scopes, ends)
-            await connection.execute(
-                *SQL["let_key_end"](tenant_id=tenant_id, key_id=key_id, grace=grace)
-            )
-            await write_entry(
-                connection, tenant_id, actor, "key.rotated", key_id, to=made.id, grace=grace
-            )
-            await conclude(connection, made)
-            return made
-
-        return await self._database.transact(work)
+        if not await SQL["take_turn"].found(connection, tenant_id=tenant_id):
+            return None
+        old = await SQL["lock_live_key"].record(connection, tenant_id=tenant_id, key_id=key_id)
+        if old is None:
+            return None
+        if old["operator"]:
+            # Whoever is admin of a tenant must not come by an operator's rights this way.
+            raise Conflict("an operator's key is replaced on the command line only")
+        scopes = frozenset(old["scopes"])
+        ends = expiry or Expiry(after=old["lifetime"])
+        made = await insert_key(connection, tenant_id, text, old["name"], scopes, ends)
+        await SQL["let_key_end"].run(connection, tenant_id=tenant_id, key_id=key_id, grace=grace)
+        await write_entry(
+            connection, tenant_id, actor, "key.rotated", key_id, to=made.id, grace=grace
+        )
+        await conclude(connection, made)
+        return made
 
 
 async def insert_key(
@@ -258,23 +227,18 @@ async def insert_key(
     expiry: Expiry,
 ) -> StoredKey:
     """Keep a tenant's new key, of which only the hash is stored."""
-    if await connection.fetchval(*SQL["count_live_keys"](tenant_id=tenant_id)) >= MOST_LIVE_KEYS:
+    live = await SQL["count_live_keys"].value(connection, int, tenant_id=tenant_id)
+    if live >= MOST_LIVE_KEYS:
         raise Conflict(f"there are {MOST_LIVE_KEYS} live keys already: revoke some first")
-    row = await connection.fetchrow(
-        *SQL["create_key"](
-            tenant_id=tenant_id,
-            id=text.id,
-            secret_hash=hash_secret(text.secret),
-            name=name,
-            scopes=sorted(scopes),
-            prefix=text.prefix,
-            expires_at=expiry.at,
-            expires_after=expiry.after,
-        )
+    return await SQL["create_key"].one(
+        connection,
+        StoredKey,
+        tenant_id=tenant_id,
+        id=text.id,
+        secret_hash=hash_secret(text.secret),
+        name=name,
+        scopes=sorted(scopes),
+        prefix=text.prefix,
+        expires_at=expiry.at,
+        expires_after=expiry.after,
     )
-    assert row is not None
-    return read_row(StoredKey, row)
-
-
-async def _take_turn(connection: asyncpg.Connection, tenant_id: int) -> bool:
-    return await connection.fetchval(*SQL["take_turn"](tenant_id=tenant_id)) is not None

@@ -1,6 +1,6 @@
 """The store as workers' leases use it: claims on their behalf, heartbeats, what reports need."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -11,29 +11,12 @@ from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse
-from mainspring.postgres.rows import read_rows
+from mainspring.postgres.database import Database, sparse, transaction
 from mainspring.store.claims import NO_WAITS, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import WorkerPick, columns
 
 SQL = queries.load("leases")
-
-
-class WorkerPick(NamedTuple):
-    """A task that was picked for a worker, and the rev its claim is guarded by."""
-
-    tenant_id: int
-    id: UUID
-    rev: int
-    worker: str
-    incarnation: str
-    waited: Waited | None = None
-    """What it waited for since it was due."""
-
-    @property
-    def ref(self) -> TaskRef:
-        return TaskRef(self.tenant_id, self.id, self.rev, self.waited)
 
 
 class LeasedTask(NamedTuple):
@@ -51,7 +34,7 @@ class LeasedTask(NamedTuple):
 
 
 class HeldHeartbeat(NamedTuple):
-    """A try that a worker says it holds."""
+    """An execution that a worker says it runs."""
 
     id: UUID
     fence: int
@@ -73,7 +56,7 @@ class ExtendedLease(NamedTuple):
 
 
 class HeldExecution(NamedTuple):
-    """The present try of a task that a worker holds."""
+    """The present execution of a task that is leased to a worker."""
 
     execution: Execution
     cancel_requested: bool
@@ -100,31 +83,25 @@ class LeaseStore:
     ) -> list[LeasedTask]:
         """Lease due tasks to workers, guarded by rev. What is not in the answer was not leased."""
         ordered = sorted(picks)
-        rows = await self._database.fetch(
-            *SQL["claim_for_workers"](
-                node_id=ownership.node_id,
-                epoch=ownership.epoch,
-                lease=lease,
-                **_refs(ordered),
-                **_holders(ordered),
-                waited=sparse([pick.waited for pick in ordered]),
-            )
+        rows = await SQL["claim_for_workers"].fetch(
+            self._database,
+            node_id=ownership.node_id,
+            epoch=ownership.epoch,
+            lease=lease,
+            **_columns(ordered),
+            waited=sparse([pick.waited for pick in ordered]),
         )
-        waited = waits_of(ordered)
-        return _leased(rows, waited)
+        return _leased(rows, waits_of(ordered))
 
-    async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
-        """After a claim whose answer was lost: what came of it, once it can come late no more."""
-        ordered = sorted(picks)
-
-        async def work(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-            await connection.execute(*CLAIMS["void_claim"](**_refs(ordered)))
-            rows: Sequence[asyncpg.Record] = await connection.fetch(
-                *SQL["claimed_for_workers"](**_refs(ordered), **_holders(ordered))
-            )
-            return rows
-
-        return _leased(await self._database.transact(work))
+    @transaction
+    async def claimed_for(
+        self, connection: asyncpg.Connection, picks: Collection[WorkerPick]
+    ) -> list[LeasedTask]:
+        """Return what a claim leased whose answer was lost, once it can come late no more."""
+        refs = columns([pick.ref for pick in picks], "revs")
+        await CLAIMS["void_claim"].run(connection, **refs)
+        picked = _columns(sorted(picks))
+        return _leased(await SQL["claimed_for_workers"].fetch(connection, **picked))
 
     async def extend_for(
         self,
@@ -136,59 +113,50 @@ class LeaseStore:
         lease: float,
         grace: float,
     ) -> list[ExtendedLease]:
-        """Keep a worker's leases, guarded by fence and incarnation. What is not in the answer is
-        no longer held; what is `grace` seconds past its timeout is not extended."""
+        """Extend a worker's leases, guarded by fence and incarnation. What is not in the answer is
+        its own no longer; what is `grace` seconds past its timeout is not extended."""
         ordered = sorted(beats, key=lambda beat: beat.id)
-        rows = await self._database.fetch(
-            *SQL["extend_for_worker"](
-                tenant_id=tenant_id,
-                worker=worker,
-                incarnation=incarnation,
-                lease=lease,
-                ids=[beat.id for beat in ordered],
-                fences=[beat.fence for beat in ordered],
-                progress=sparse([beat.progress for beat in ordered]),
-                grace=grace,
-                started=[beat.started for beat in ordered],
-                alone=[beat.alone for beat in ordered],
-            )
+        return await SQL["extend_for_worker"].rows(
+            self._database,
+            ExtendedLease,
+            tenant_id=tenant_id,
+            worker=worker,
+            incarnation=incarnation,
+            lease=lease,
+            ids=[beat.id for beat in ordered],
+            fences=[beat.fence for beat in ordered],
+            progress=sparse([beat.progress for beat in ordered]),
+            grace=grace,
+            started=[beat.started for beat in ordered],
+            alone=[beat.alone for beat in ordered],
         )
-        return read_rows(ExtendedLease, rows)
 
     async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[LeasedTask]:
-        """Tasks that another node leased, as its claim returned them."""
-        rows = await self._database.fetch(
-            *SQL["leased_tasks"](
-                tenant_id=tenant_id, ids=[id for id, _ in tries], fences=[f for _, f in tries]
-            )
+        """Return tasks that another node leased, as its claim returned them."""
+        return _leased(
+            await SQL["leased_tasks"].fetch(self._database, tenant_id=tenant_id, **_keys(tries))
         )
-        return _leased(rows)
 
     async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldExecution]:
-        """Those of these tries that are the present ones of their tasks; without payloads."""
-        rows = await self._database.fetch(
-            *SQL["held_by_workers"](
-                tenant_id=tenant_id, ids=[id for id, _ in tries], fences=[f for _, f in tries]
-            )
+        """Return those of these executions that are current; without payloads."""
+        rows = await SQL["held_by_workers"].fetch(
+            self._database, tenant_id=tenant_id, **_keys(tries)
         )
-        return [
-            HeldExecution(execution, row["cancel_requested"])
-            for execution, row in zip(executions_of(rows), rows, strict=True)
-        ]
+        asked = (row["cancel_requested"] for row in rows)
+        return list(map(HeldExecution, executions_of(rows), asked))
 
     async def judge(
         self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
     ) -> list[Judged]:
-        """Why reports of these tries, with these outcomes, changed nothing."""
-        rows = await self._database.fetch(
-            *SQL["judge_reports"](
-                tenant_id=tenant_id,
-                ids=[task_id for task_id, _, _ in tries],
-                fences=[fence for _, fence, _ in tries],
-                outcomes=[outcome.value for _, _, outcome in tries],
-            )
+        """Return why reports of these executions, with these outcomes, changed nothing."""
+        return await SQL["judge_reports"].rows(
+            self._database,
+            Judged,
+            tenant_id=tenant_id,
+            ids=[task_id for task_id, _, _ in tries],
+            fences=[fence for _, fence, _ in tries],
+            outcomes=[outcome.value for _, _, outcome in tries],
         )
-        return read_rows(Judged, rows)
 
 
 def _leased(
@@ -203,17 +171,16 @@ def _leased(
     ]  # fmt: skip
 
 
-def _refs(picks: Sequence[WorkerPick]) -> dict[str, object]:
+def _keys(executions: Sequence[tuple[UUID, int]]) -> dict[str, object]:
+    return {"ids": [id for id, _ in executions], "fences": [fence for _, fence in executions]}
+
+
+def _columns(picks: Sequence[WorkerPick]) -> dict[str, object]:
     """Picks, turned on their side."""
     return {
         "tenant_ids": [p.tenant_id for p in picks],
         "ids": [p.id for p in picks],
         "revs": [p.rev for p in picks],
-    }
-
-
-def _holders(picks: Sequence[WorkerPick]) -> dict[str, object]:
-    return {
         "workers": [p.worker for p in picks],
         "incarnations": [p.incarnation for p in picks],
     }

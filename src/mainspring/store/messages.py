@@ -17,13 +17,13 @@ class MessageStore:
 
     async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
         """Leave messages for nodes, and give each a hint to look."""
-        await self._database.fetch(
-            *SQL["post_messages"](
-                node_ids=[node for node, _ in messages], bodies=[body for _, body in messages]
-            )
+        await SQL["post_messages"].run(
+            self._database,
+            node_ids=[node for node, _ in messages],
+            bodies=[body for _, body in messages],
         )
 
     async def collect(self, node_id: UUID) -> list[bytes]:
         """Take what was left for a node, the oldest first."""
-        rows = await self._database.fetch(*SQL["collect_messages"](node_id=node_id))
+        rows = await SQL["collect_messages"].fetch(self._database, node_id=node_id)
         return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

@@ -9,7 +9,6 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
-from mainspring.postgres.rows import read_rows
 from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
 
 SQL = queries.load("outcomes")
@@ -28,9 +27,9 @@ class OutcomeStore:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
-        """End leases that ran out by the database's clock, or whose worker has begun anew, guarded
+        """End leases that are over by the database's clock, or whose worker has restarted, guarded
         by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
-        as begun, whatever their worker said."""
+        as started, whatever their worker reported."""
         call = SQL["expire_leases"](
             **columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
         )
@@ -38,30 +37,24 @@ class OutcomeStore:
 
     async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
         """End tasks of our partitions that were not started by their expiry, some at a time."""
-        rows = await self._database.fetch(
-            *SQL["expire"](
-                **owner_of(ownership),
-                limit=limit,
-            )
-        )
+        rows = await SQL["expire"].fetch(self._database, **owner_of(ownership), limit=limit)
         return [row["id"] for row in rows]
 
     async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
-        """Put down to causes what nobody has accounted for, of tasks that ended as they waited."""
+        """Record what tasks waited for that ended while they waited."""
         ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
-        await self._database.fetch(
-            *SQL["explain_ends"](
-                tenant_ids=[one.tenant_id for one in ordered],
-                ids=[one.id for one in ordered],
-                waited=[one.waited for one in ordered],
-            )
+        await SQL["explain_ends"].run(
+            self._database,
+            tenant_ids=[one.tenant_id for one in ordered],
+            ids=[one.id for one in ordered],
+            waited=[one.waited for one in ordered],
         )
 
     # Outcomes --------------------------------------------------------------------------------
 
     async def finish(self, ownership: Ownership, finished: Iterable[Finish]) -> set[UUID]:
         """Move tasks to history, guarded by fence; return which were accepted."""
-        rows = await self._database.fetch(*SQL["finish"](**finish_arguments(ownership, finished)))
+        rows = await SQL["finish"].fetch(self._database, **finish_arguments(ownership, finished))
         return {row["id"] for row in rows}
 
     async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
@@ -69,25 +62,24 @@ class OutcomeStore:
         to cancel is left as it is: finish it as cancelled."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
-        rows = await self._database.fetch(
-            *SQL["retry"](
-                **owner_of(ownership),
-                tenant_ids=[r.execution.tenant_id for r in reports],
-                ids=[r.execution.id for r in reports],
-                fences=[r.execution.fence for r in reports],
-                outcomes=[r.outcome for r in reports],
-                started=[r.started for r in reports],
-                finished=[r.finished for r in reports],
-                errors=[r.error for r in reports],
-                delays=[r.delay for r in ordered],
-                status_codes=sparse([r.status_code for r in reports]),
-                responses=sparse([r.response for r in reports]),
-                run_ids=sparse([r.execution.workflow_run_id for r in reports]),
-                own_lateness=[r.own_lateness or {} for r in ordered],
-                earlier=sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
-            )
+        return await SQL["retry"].rows(
+            self._database,
+            TaskRow,
+            **owner_of(ownership),
+            tenant_ids=[r.execution.tenant_id for r in reports],
+            ids=[r.execution.id for r in reports],
+            fences=[r.execution.fence for r in reports],
+            outcomes=[r.outcome for r in reports],
+            started=[r.started for r in reports],
+            finished=[r.finished for r in reports],
+            errors=[r.error for r in reports],
+            delays=[r.delay for r in ordered],
+            status_codes=sparse([r.status_code for r in reports]),
+            responses=sparse([r.response for r in reports]),
+            run_ids=sparse([r.execution.workflow_run_id for r in reports]),
+            own_lateness=[r.own_lateness or {} for r in ordered],
+            earlier=sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
         )
-        return read_rows(TaskRow, rows)
 
 
 def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[str, object]:
@@ -111,7 +103,7 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
         "lateness": sparse([f.lateness for f in ordered]),
         "status_codes": sparse([r.status_code for r in reports]),
         "responses": sparse([r.response for r in reports]),
-        # Of the try, where that of its task is another one.
+        # Of the execution, where that of its task is another one.
         "own_lateness": sparse(
             [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
         ),

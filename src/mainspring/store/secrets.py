@@ -11,8 +11,7 @@ import msgspec
 from mainspring.domain.task import TaskSpec
 from mainspring.domain.webhook import KeyKind, SigningKey, TlsIdentity, WebhookProfile
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.schedule.schedules import Template
@@ -74,9 +73,9 @@ class SecretStore:
         self._vault = vault
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
-        """What sending for these tenants depends on."""
+        """Return what sending for these tenants depends on."""
         found: dict[int, WebhookProfile] = {}
-        for row in await self._database.fetch(*SQL["profiles"](tenant_ids=list(tenant_ids))):
+        for row in await SQL["profiles"].fetch(self._database, tenant_ids=list(tenant_ids)):
             profile = found.get(row["tenant_id"]) or self._profile(row)
             if row["sealed"] is not None:
                 secret = self._vault.open(SIGNING_SECRET, row["sealed"])
@@ -98,25 +97,28 @@ class SecretStore:
             )
         return WebhookProfile((), tuple(row["allow"] or ()), tuple(row["deny"] or ()), tls)
 
+    @transaction
     async def add(
-        self, tenant_id: int, new: NewSecret, actor: str, conclude: BeforeCommit[StoredSecret]
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        new: NewSecret,
+        actor: str,
+        conclude: BeforeCommit[StoredSecret],
     ) -> StoredSecret | None:
         """Store a secret; None when the tenant has as many live ones as it may have."""
-
-        async def work(connection: asyncpg.Connection) -> StoredSecret | None:
-            made = await self._insert(connection, tenant_id, new, actor, "secret.created")
-            if made is not None:
-                await conclude(connection, made)
-            return made
-
-        return await self._database.transact(work)
+        made = await self._insert(connection, tenant_id, new, actor, "secret.created")
+        if made is not None:
+            await conclude(connection, made)
+        return made
 
     async def list(self, tenant_id: int) -> list[StoredSecret]:
-        rows = await self._database.fetch(*SQL["list"](tenant_id=tenant_id))
-        return read_rows(StoredSecret, rows)
+        return await SQL["list"].rows(self._database, StoredSecret, tenant_id=tenant_id)
 
+    @transaction
     async def rotate(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         old_id: UUID,
         new: NewSecret,
@@ -126,64 +128,60 @@ class SecretStore:
     ) -> Successor | None:
         """Store the successor of a secret, which ends `overlap` seconds from now: both, the new
         one first. None when there is no such live secret, or one that was rotated already."""
+        row = await SQL["lock"].record(connection, tenant_id=tenant_id, secret_id=old_id)
+        if row is None or row["kind"] != new.key.kind:
+            return None
+        made = await self._insert(connection, tenant_id, new, actor, "secret.rotated")
+        if made is None:
+            return None
+        both = (
+            made,
+            await SQL["end_later"].one(
+                connection, StoredSecret, tenant_id=tenant_id, secret_id=old_id, overlap=overlap
+            ),
+        )
+        await conclude(connection, both)
+        return both
 
-        async def work(connection: asyncpg.Connection) -> Successor | None:
-            row = await connection.fetchrow(*SQL["lock"](tenant_id=tenant_id, secret_id=old_id))
-            if row is None or row["kind"] != new.key.kind:
-                return None
-            made = await self._insert(connection, tenant_id, new, actor, "secret.rotated")
-            if made is None:
-                return None
-            ended = await connection.fetch(
-                *SQL["end_later"](tenant_id=tenant_id, secret_id=old_id, overlap=overlap)
-            )
-            both = made, read_row(StoredSecret, ended[0])
-            await conclude(connection, both)
-            return both
-
-        return await self._database.transact(work)
-
-    async def delete(self, tenant_id: int, secret_id: UUID, actor: str) -> bool:
-        async def work(connection: asyncpg.Connection) -> bool:
-            gone = await connection.fetchrow(
-                *SQL["delete"](tenant_id=tenant_id, secret_id=secret_id)
-            )
-            if gone is not None:
-                await write_entry(connection, tenant_id, actor, "secret.deleted", str(secret_id))
-            return gone is not None
-
-        return await self._database.transact(work)
+    @transaction
+    async def delete(
+        self, connection: asyncpg.Connection, tenant_id: int, secret_id: UUID, actor: str
+    ) -> bool:
+        gone = await SQL["delete"].found(connection, tenant_id=tenant_id, secret_id=secret_id)
+        if gone:
+            await write_entry(connection, tenant_id, actor, "secret.deleted", str(secret_id))
+        return gone
 
     async def settings(self, tenant_id: int) -> EgressSettings | None:
-        """A tenant's settings; None when there is no such tenant."""
-        row = await self._database.fetch_row(*SQL["get_settings"](tenant_id=tenant_id))
-        return None if row is None else read_row(EgressSettings, row)
+        """Return a tenant's settings; None when there is no such tenant."""
+        return await SQL["get_settings"].row(self._database, EgressSettings, tenant_id=tenant_id)
 
+    @transaction
     async def put_settings(
-        self, tenant_id: int, wanted: EgressSettings, client_key: bytes | None, actor: str
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        wanted: EgressSettings,
+        client_key: bytes | None,
+        actor: str,
     ) -> bool:
         """Replace a tenant's settings; False when there is no such tenant."""
         sealed = None if client_key is None else self._vault.seal(CLIENT_KEY, client_key)
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            row = await connection.fetchrow(
-                *SQL["put_settings"](
-                    tenant_id=tenant_id,
-                    allow=wanted.allow,
-                    deny=wanted.deny,
-                    ca=wanted.ca,
-                    certificate=wanted.certificate,
-                    sealed_key=sealed,
-                )
-            )
-            if row is not None:
-                await write_entry(
-                    connection, tenant_id, actor, "egress.changed", str(tenant_id),
-                    allow=wanted.allow, deny=wanted.deny,
-                )  # fmt: skip
-            return row is not None
-
-        return await self._database.transact(work)
+        written = await SQL["put_settings"].found(
+            connection,
+            tenant_id=tenant_id,
+            allow=wanted.allow,
+            deny=wanted.deny,
+            ca=wanted.ca,
+            certificate=wanted.certificate,
+            sealed_key=sealed,
+        )
+        if written:
+            await write_entry(
+                connection, tenant_id, actor, "egress.changed", str(tenant_id),
+                allow=wanted.allow, deny=wanted.deny,
+            )  # fmt: skip
+        return written
 
     async def _insert(
         self,
@@ -194,21 +192,20 @@ class SecretStore:
         action: str,
     ) -> StoredSecret | None:
         sealed = self._vault.seal(SIGNING_SECRET, new.key.secret)
-        row = await connection.fetchrow(
-            *SQL["add"](
-                tenant_id=tenant_id,
-                id=new.id,
-                name=new.name,
-                kind=new.key.kind,
-                sealed=sealed,
-                public_key=new.public_key,
-                most_live=MOST_LIVE,
-            )
+        made = await SQL["add"].row(
+            connection,
+            StoredSecret,
+            tenant_id=tenant_id,
+            id=new.id,
+            name=new.name,
+            kind=new.key.kind,
+            sealed=sealed,
+            public_key=new.public_key,
+            most_live=MOST_LIVE,
         )
-        if row is None:
-            return None
-        await write_entry(connection, tenant_id, actor, action, str(new.id), name=new.name)
-        return read_row(StoredSecret, row)
+        if made is not None:
+            await write_entry(connection, tenant_id, actor, action, str(new.id), name=new.name)
+        return made
 
     # Renewal ---------------------------------------------------------------------------------
 
@@ -216,75 +213,54 @@ class SecretStore:
         """Seal everything anew that is not under the present key: how many were, and how many are
         left because their tasks are running. History is left alone: nobody opens it again."""
         moved = 0
-        for row in await self._database.fetch(*SQL["sealed_secrets"]()):
+        for row in await SQL["sealed_secrets"].fetch(self._database):
             fresh = self._vault.renewed(SIGNING_SECRET, row["sealed"])
             if fresh is not None:
-                await self._database.fetch(
-                    *SQL["reseal_secret"](
-                        tenant_id=row["tenant_id"], id=row["id"], sealed=row["sealed"], fresh=fresh
-                    )
-                )
+                await SQL["reseal_secret"].run(self._database, **row, fresh=fresh)
                 moved += 1
-        for row in await self._database.fetch(*SQL["sealed_settings"]()):
+        for row in await SQL["sealed_settings"].fetch(self._database):
             fresh = self._vault.renewed(CLIENT_KEY, row["sealed_key"])
             if fresh is not None:
-                await self._database.fetch(
-                    *SQL["reseal_settings"](
-                        tenant_id=row["tenant_id"], sealed_key=row["sealed_key"], fresh=fresh
-                    )
-                )
+                await SQL["reseal_settings"].run(self._database, **row, fresh=fresh)
                 moved += 1
         tasks, left = await self._renew_tasks()
-        moved += await self._renew_letters() + await self._renew_schedules()
+        moved += await self._renew_specs("sealed_letters", "reseal_letter", self._renewed_spec)
+        moved += await self._renew_specs(
+            "sealed_schedules", "reseal_schedule", self._renewed_template
+        )
         moved += await self._renew_workflows()
         return moved + tasks, left
 
     async def _renew_tasks(self) -> tuple[int, int]:
         moved = left = 0
-        async for row, fresh in self._stale_specs("sealed_tasks"):
-            place = await self._database.fetch_row(
-                *SQL["reseal_task"](
-                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
-                )
+        async for row, fresh in self._stale_specs("sealed_tasks", self._renewed_spec):
+            partition = await SQL["reseal_task"].value_or_none(
+                self._database, int, **row, fresh=fresh
             )
-            if place is None:
+            if partition is None:
                 left += 1
                 continue
-            await self._database.fetch(
-                *SQL["wake"](
-                    partition=place["partition"], tenant_id=row["tenant_id"], task_id=row["id"]
-                )
+            tenant_id, task_id = row["tenant_id"], row["id"]
+            await SQL["wake"].run(
+                self._database, partition=partition, tenant_id=tenant_id, task_id=task_id
             )
             moved += 1
         return moved, left
 
-    async def _renew_letters(self) -> int:
+    async def _renew_specs(
+        self, sealed: str, reseal: str, renewed: Callable[[bytes], bytes | None]
+    ) -> int:
         moved = 0
-        async for row, fresh in self._stale_specs("sealed_letters"):
-            await self._database.fetch(
-                *SQL["reseal_letter"](
-                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
-                )
-            )
-            moved += 1
-        return moved
-
-    async def _renew_schedules(self) -> int:
-        moved = 0
-        async for row, fresh in self._stale_specs("sealed_schedules", self._renewed_template):
-            await self._database.fetch(
-                *SQL["reseal_schedule"](
-                    tenant_id=row["tenant_id"], id=row["id"], spec=row["spec"], fresh=fresh
-                )
-            )
+        async for row, fresh in self._stale_specs(sealed, renewed):
+            await SQL[reseal].run(self._database, **row, fresh=fresh)
             moved += 1
         return moved
 
     async def _renew_workflows(self) -> int:
         moved = 0
-        for row in await self._database.fetch(*SQL["sealed_workflows"]()):
+        for row in await SQL["sealed_workflows"].fetch(self._database):
             key = dict(row)
-            (found,) = await self._database.fetch(*SQL["workflow_version"](**key))
+            (found,) = await SQL["workflow_version"].fetch(self._database, **key)
             fresh = encoded = found["definition"]
             for step in decode_definition(encoded).steps:
                 spec = step.template.spec.encode()
@@ -299,13 +275,13 @@ class SecretStore:
         return moved
 
     async def _stale_specs(
-        self, statement: str, renewed: Callable[[bytes], bytes | None] | None = None
+        self, sealed: str, renewed: Callable[[bytes], bytes | None]
     ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
-        renewed = renewed or self._renewed_spec
+        """Find specs that hold something sealed, page by page; each with what takes its place."""
         tenant_id, after = -1, _FIRST
         while True:
-            rows = await self._database.fetch(
-                *SQL[statement](tenant_id=tenant_id, after=after, limit=_PAGE)
+            rows = await SQL[sealed].fetch(
+                self._database, tenant_id=tenant_id, after=after, limit=_PAGE
             )
             for row in rows:
                 if _SEALED in row["spec"]:

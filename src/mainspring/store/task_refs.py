@@ -23,6 +23,22 @@ class TaskRef(NamedTuple):
     """Of a pick: what it waited for since it was due."""
 
 
+class WorkerPick(NamedTuple):
+    """A task that was picked for a worker, and the rev its claim is guarded by."""
+
+    tenant_id: int
+    id: UUID
+    rev: int
+    worker: str
+    incarnation: str
+    waited: Waited | None = None
+    """What it waited for since it was due."""
+
+    @property
+    def ref(self) -> TaskRef:
+        return TaskRef(self.tenant_id, self.id, self.rev, self.waited)
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Tasks as they are now, and those that are no longer unfinished."""

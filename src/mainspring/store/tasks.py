@@ -1,12 +1,11 @@
-"""Tasks as the API sees them: create, read, list, change, cancel, purge."""
+"""Tasks as the API sees them: created, read, listed, and what a change of one is decided on."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from random import SystemRandom
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,8 +17,7 @@ from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
-from mainspring.store.audit import write_entry
+from mainspring.postgres.rows import read_rows
 from mainspring.store.claims import LeasedRow
 from mainspring.store.creation import (
     NO_EAGER_LEASE,
@@ -29,19 +27,19 @@ from mainspring.store.creation import (
     creation_arguments,
     started_task,
 )
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Page, fill
 from mainspring.store.lists.paths import (
     INDEXES,
     LIST_PATHS,
     MOST,
     SHORTCUTS,
     ListPath,
+    TaskFilter,
     paths_of,
     shortcuts_of,
 )
 from mainspring.store.lists.search import ListSearch
 from mainspring.store.upkeep.planner import BULK_ROWS, analyze_if_grown
-from mainspring.workflows.advancing import Steps, new_steps
 
 SQL = queries.load("tasks")
 _LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}
@@ -52,44 +50,40 @@ _TELLING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """What the first caller under an idempotency key was told."""
-
-    body_hash: bytes
-    status: int
-    body: bytes
-    headers: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTask:
-    """A task as it was found, unfinished or finished."""
+class _TaskColumns:
+    """What every reader of a task wants to know."""
 
     id: UUID
     created_at: datetime
     run_at: datetime
     due_at: datetime
     expires_at: datetime | None
-    picked_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
     rev: int
     fence: int
     attempts: int
     concurrency_limit: int | None
     priority: int
     cancel_requested: bool
-    sla_met: bool | None
     state: str
     queue: str
     concurrency_key: str | None
     name: str | None
-    blame: str | None
     labels: dict[str, str] | None
-    error: dict[str, str] | None
-    lateness: dict[str, float] | None
     spec: bytes
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask(_TaskColumns):
+    """A task as it was found, unfinished or finished."""
+
+    picked_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    sla_met: bool | None
+    blame: str | None
+    error: dict[str, str] | None
+    lateness: dict[str, float] | None
     result: bytes | None
     replay_of: UUID | None = None
     schedule_id: UUID | None = None
@@ -97,33 +91,15 @@ class StoredTask:
     workflow_run_id: UUID | None = None
     step: str | None = None
     progress: bytes | None = None
-    """What its worker said last; known while it runs, and only where one task is read."""
+    """What its worker reported last; known while it runs, and only where one task is read."""
 
 
 @dataclass(frozen=True, slots=True)
-class LockedTask:
-    """An unfinished task, as a change of it is decided on: while its row is held."""
+class LockedTask(_TaskColumns):
+    """An unfinished task, as a change of it is decided on: while its row is locked."""
 
-    id: UUID
-    created_at: datetime
-    run_at: datetime
-    due_at: datetime
-    expires_at: datetime | None
-    rev: int
-    fence: int
-    attempts: int
-    concurrency_limit: int | None
     partition: int
-    priority: int
-    cancel_requested: bool
-    state: str
-    queue: str
     capability: str
-    concurrency_key: str | None
-    name: str | None
-    labels: dict[str, str] | None
-    spec: bytes
-    payload: bytes
     workflow_run_id: UUID | None = None
     step: str | None = None
     expanded: bool = False
@@ -132,7 +108,7 @@ class LockedTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredExecution:
-    """One finished try."""
+    """One finished execution."""
 
     attempt: int
     fence: int
@@ -149,47 +125,17 @@ class StoredExecution:
     lateness: dict[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFilter:
-    """Which tasks a list shows."""
-
-    state: str | None = None
-    queue: str | None = None
-    name: str | None = None
-    labels: dict[str, str] | None = None
-    due_after: datetime | None = None
-    due_before: datetime | None = None
-    schedule_id: UUID | None = None
-    workflow_run_id: UUID | None = None
-
-    @property
-    def values(self) -> dict[str, object]:
-        """What statements compare tasks with."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 _EVERYTHING = TaskFilter()
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTaskPage:
-    """Some tasks, newest first, and where to go on (None at the end)."""
-
-    tasks: list[StoredTask]
-    next_before: UUID | None
 
 
 class TaskStore:
     """Tasks of every tenant, unfinished and finished."""
 
-    def __init__(
-        self, database: Database, *, near: float, scan: int = MOST, steps: Steps | None = None
-    ) -> None:
+    def __init__(self, database: Database, *, near: float, scan: int = MOST) -> None:
         self._database = database
         self._near = near
         self._scan = scan
         self._indexes: frozenset[str] = frozenset()
-        self._steps = steps or new_steps(SystemRandom())
 
     async def create(
         self,
@@ -201,17 +147,19 @@ class TaskStore:
 
         A creation whose idempotency key was taken already inserts nothing and is not in the answer.
         """
-        rows = await self._database.fetch(
-            *SQL["create_tasks"](**creation_arguments(creations, ownership, self._near, offer))
+        rows = await SQL["create_tasks"].fetch(
+            self._database, **creation_arguments(creations, ownership, self._near, offer)
         )
         if len(rows) >= BULK_ROWS:
             await self._analyze_if_grown(len(rows))
-        made = Made({task_id: partition for task_id, partition, _, _ in rows}, [])
+        made = Made({row["id"]: row["partition"] for row in rows}, [])
         if offer.tasks:
             made.leased.extend(
-                started_task(offer.tasks[task_id], partition, picked, lease_end)
-                for task_id, partition, picked, lease_end in rows
-                if picked is not None
+                started_task(
+                    offer.tasks[row["id"]], row["partition"], row["picked"], row["lease_end"]
+                )
+                for row in rows
+                if row["picked"] is not None
             )
         return made
 
@@ -227,14 +175,15 @@ class TaskStore:
 
         Return id → partition; a task that is finished already has none.
         """
-        rows = await self._database.fetch(
-            *SQL["which_exist"](tenant_id=tenant_id, ids=list(ids), first=min(ids))
+        rows = await SQL["which_exist"].fetch(
+            self._database, tenant_id=tenant_id, ids=list(ids), first=min(ids)
         )
         return {row["id"]: row["partition"] for row in rows}
 
     async def get(self, tenant_id: int, task_id: UUID) -> StoredTask | None:
-        row = await self._database.fetch_row(*SQL["get_task"](tenant_id=tenant_id, task_id=task_id))
-        return read_row(StoredTask, row) if row else None
+        return await SQL["get_task"].row(
+            self._database, StoredTask, tenant_id=tenant_id, task_id=task_id
+        )
 
     async def list(
         self,
@@ -244,7 +193,7 @@ class TaskStore:
         before: UUID | None,
         limit: int,
         payloads: bool = False,
-    ) -> StoredTaskPage:
+    ) -> Page[StoredTask, UUID]:
         """A page of tasks older than `before`; it may be short and still have a next one.
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
@@ -254,12 +203,12 @@ class TaskStore:
         most = limit if where == _EVERYTHING else self._scan
         read = partial(self._read, tenant_id, where, payloads)
         search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
-        return StoredTaskPage(*await fill(search.look, before, limit))
+        return await fill(search.look, before, limit)
 
     async def _ready(self) -> frozenset[str]:
         """The indexes of history that may be used. Once all are there, nobody asks again."""
         if not self._indexes >= INDEXES:
-            rows = await self._database.fetch(*SQL["ready_indexes"]())
+            rows = await SQL["ready_indexes"].fetch(self._database)
             self._indexes = frozenset(row["name"] for row in rows)
         return self._indexes
 
@@ -272,133 +221,47 @@ class TaskStore:
         scan: int,
         before: UUID | None,
         limit: int,
-    ) -> Found[StoredTask, UUID]:
+    ) -> Page[StoredTask, UUID]:
         """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
-        rows = await self._database.fetch(
-            *_LISTS[path](
-                tenant_id=tenant_id,
-                before=before or UUID(int=2**128 - 1),
-                scan=scan,
-                unfinished=unfinished,
-                finished=finished,
-                limit=limit,
-                payloads=payloads,
-                **where.values,
-            )
+        rows = await _LISTS[path].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            before=before or LAST_ID,
+            scan=scan,
+            unfinished=unfinished,
+            finished=finished,
+            limit=limit,
+            payloads=payloads,
+            **asdict(where),
         )
         tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
-        return tasks, rows[0]["edge"]
+        return Page(tasks, rows[0]["edge"])
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
     ) -> Sequence[StoredExecution]:
-        rows = await self._database.fetch(
-            *SQL["list_executions"](
-                tenant_id=tenant_id, task_id=task_id, outcome=outcome, limit=limit
-            )
+        return await SQL["list_executions"].rows(
+            self._database,
+            StoredExecution,
+            tenant_id=tenant_id,
+            task_id=task_id,
+            outcome=outcome,
+            limit=limit,
         )
-        return read_rows(StoredExecution, rows)
 
     async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:
-        """The present try of a task; None when it is not running."""
-        row = await self._database.fetch_row(
-            *SQL["running_task"](tenant_id=tenant_id, task_id=task_id)
+        """The present execution of a task; None when it is not running."""
+        leased = await SQL["running_task"].row(
+            self._database, LeasedRow, tenant_id=tenant_id, task_id=task_id
         )
-        return None if row is None else read_row(LeasedRow, row).execution()
+        return None if leased is None else leased.execution()
 
     async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
         """An unfinished task as it stands; nothing keeps others from changing it."""
-        row = await self._database.fetch_row(*SQL["see_task"](tenant_id=tenant_id, task_id=task_id))
-        return None if row is None else read_row(LockedTask, row)
-
-    async def change(
-        self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], "TaskChange | T"]
-    ) -> "T | bool | None":
-        """Lock a task, let `decide` choose, and write what it chose.
-
-        None: no such unfinished task. True: the change was written. Anything else `decide` returns
-        is handed back without a write; what it raises undoes everything.
-        """
-
-        async def work(connection: asyncpg.Connection) -> "T | bool | None":
-            await self._steps.hold_of(connection, tenant_id, [task_id])
-            row = await connection.fetchrow(*SQL["lock_task"](tenant_id=tenant_id, task_id=task_id))
-            if row is None:
-                return None
-            locked = read_row(LockedTask, row)
-            chosen = decide(locked)
-            if not isinstance(chosen, TaskChange):
-                return chosen
-            await self._write(connection, tenant_id, locked, chosen)
-            return True
-
-        return await self._database.transact(work)
-
-    async def purge(
-        self, tenant_id: int, task_id: UUID, actor: str, check: Callable[[int], None]
-    ) -> bool:
-        """Remove a task and its traces but for the audit entry. False: there is no such task. What
-        `check` raises, which is told its rev, undoes everything."""
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            await self._steps.hold_of(connection, tenant_id, [task_id])
-            await connection.execute(*SQL["allow_purge"]())
-            hot = await connection.fetchrow(
-                *SQL["purge_task"](tenant_id=tenant_id, task_id=task_id)
-            )
-            cold = await connection.fetchrow(
-                *SQL["purge_history"](tenant_id=tenant_id, task_id=task_id)
-            )
-            gone = hot or cold
-            if gone is None:
-                return False
-            check(gone["rev"])
-            await connection.execute(*SQL["purge_executions"](tenant_id=tenant_id, task_id=task_id))
-            await connection.execute(
-                *SQL["purge_dead_letter"](tenant_id=tenant_id, task_id=task_id)
-            )
-            await connection.execute(*SQL["purge_logs"](tenant_id=tenant_id, task_id=task_id))
-            await write_entry(connection, tenant_id, actor, "task.purged", str(task_id))
-            if hot is not None:
-                await connection.execute(
-                    *SQL["wake"](partition=hot["partition"], tenant_id=tenant_id, task_id=task_id)
-                )
-                ended = (hot["workflow_run_id"], hot["step"])
-                await self._steps.cancelled(connection, tenant_id, [ended])
-            return True
-
-        return await self._database.transact(work)
-
-    async def _write(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        locked: LockedTask,
-        change: "TaskChange",
-    ) -> None:
-        if TaskState(change.state).final:
-            written = await connection.fetchrow(
-                *SQL["end_task"](
-                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, state=change.state
-                )
-            )
-            ended = (locked.workflow_run_id, locked.step)
-            await self._steps.cancelled(connection, tenant_id, [ended])
-        else:
-            if locked.workflow_run_id is not None and locked.step is not None:
-                run_id, step = locked.workflow_run_id, locked.step
-                await self._steps.changed(connection, tenant_id, run_id, step)
-            written = await connection.fetchrow(
-                *SQL["change_task"](
-                    tenant_id=tenant_id, task_id=locked.id, rev=locked.rev, **asdict(change)
-                )
-            )
-        if written is None:
-            raise AssertionError("a locked task cannot have changed")
-        await connection.execute(
-            *SQL["wake"](partition=locked.partition, tenant_id=tenant_id, task_id=locked.id)
+        return await SQL["see_task"].row(
+            self._database, LockedTask, tenant_id=tenant_id, task_id=task_id
         )
 
 

@@ -1,4 +1,4 @@
-"""Tenants, as operators see them: made, listed, limited, and let go."""
+"""Tenants, as operators see them: made, listed, limited, and deleted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +11,12 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_row, read_rows
+from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import INSTALLATION, AuditStore, write_entry
 from mainspring.store.cluster import Topology
 from mainspring.store.keys import NEVER, KeyRing, insert_key
+from mainspring.store.upkeep.table_changes import SQL as TABLES
 
 SQL = queries.load("tenants")
 
@@ -59,8 +59,10 @@ class TenantStore:
         self._database = database
         self._scan = scan
 
+    @transaction
     async def create(
         self,
+        connection: asyncpg.Connection,
         name: str,
         limits: TenantLimits,
         key: KeyText,
@@ -68,121 +70,95 @@ class TenantStore:
         actor: str,
         conclude: BeforeCommit[StoredTenant],
     ) -> StoredTenant | None:
-        """A new tenant with its first key; None when the name is taken."""
-
-        async def work(connection: asyncpg.Connection) -> StoredTenant | None:
-            row = await connection.fetchrow(
-                *SQL["create_tenant"](
-                    name=name,
-                    weight=limits.weight,
-                    max_running=limits.max_running,
-                    spread=limits.spread,
-                )
-            )
-            if row is None:
-                return None
-            tenant = read_row(StoredTenant, row)
-            await insert_key(connection, tenant.id, key, "first", scopes, NEVER)
-            await write_entry(
-                connection, tenant.id, actor, "tenant.created", str(tenant.id), name=name
-            )
-            await write_entry(
-                connection, tenant.id, actor, "key.created", key.id, scopes=sorted(scopes)
-            )
-            await conclude(connection, tenant)
-            return tenant
-
-        return await self._database.transact(work)
+        """Make a tenant with its first key; None when the name is taken."""
+        tenant = await SQL["create_tenant"].row(
+            connection, StoredTenant, name=name, **asdict(limits)
+        )
+        if tenant is None:
+            return None
+        await insert_key(connection, tenant.id, key, "first", scopes, NEVER)
+        await write_entry(connection, tenant.id, actor, "tenant.created", str(tenant.id), name=name)
+        await write_entry(
+            connection, tenant.id, actor, "key.created", key.id, scopes=sorted(scopes)
+        )
+        await conclude(connection, tenant)
+        return tenant
 
     async def get(self, tenant_id: int) -> StoredTenant | None:
-        row = await self._database.fetch_row(*SQL["get_tenant"](tenant_id=tenant_id))
-        return None if row is None else read_row(StoredTenant, row)
+        return await SQL["get_tenant"].row(self._database, StoredTenant, tenant_id=tenant_id)
 
     async def list(self, *, before: int | None, limit: int) -> list[StoredTenant]:
         start = END_OF_TENANTS if before is None else before
-        return read_rows(
-            StoredTenant,
-            await self._database.fetch(*SQL["list_tenants"](before=start, limit=limit)),
+        return await SQL["list_tenants"].rows(
+            self._database, StoredTenant, before=start, limit=limit
         )
 
+    @transaction
     async def change(
-        self, tenant_id: int, decide: Callable[[TenantLimits], TenantLimits], actor: str
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        decide: Callable[[TenantLimits], TenantLimits],
+        actor: str,
     ) -> StoredTenant | None:
         """Change limits, decided on the locked row, and move tasks to the places that follow."""
+        tenant = await SQL["lock_tenant"].row(connection, StoredTenant, tenant_id=tenant_id)
+        if tenant is None:
+            return None
+        limits = decide(tenant.limits)
+        if limits != tenant.limits:
+            values = asdict(limits)
+            await SQL["set_limits"].run(connection, tenant_id=tenant_id, **values)
+            if limits.spread != tenant.spread:
+                await SQL["move_tasks"].run(connection, tenant_id=tenant_id, spread=limits.spread)
+            await write_entry(
+                connection, tenant_id, actor, "tenant.changed", str(tenant_id), **values
+            )
+        return replace(tenant, **asdict(limits))
 
-        async def work(connection: asyncpg.Connection) -> StoredTenant | None:
-            row = await connection.fetchrow(*SQL["lock_tenant"](tenant_id=tenant_id))
-            if row is None:
-                return None
-            tenant = read_row(StoredTenant, row)
-            limits = decide(tenant.limits)
-            if limits != tenant.limits:
-                values = asdict(limits)
-                await connection.execute(*SQL["set_limits"](tenant_id=tenant_id, **values))
-                if limits.spread != tenant.spread:
-                    await connection.execute(
-                        *SQL["move_tasks"](tenant_id=tenant_id, spread=limits.spread)
-                    )
-                await write_entry(
-                    connection, tenant_id, actor, "tenant.changed", str(tenant_id), **values
-                )
-            return replace(tenant, **asdict(limits))
-
-        return await self._database.transact(work)
-
-    async def delete(self, tenant_id: int, actor: str) -> Sequence[str] | None:
-        """Let a tenant go: its keys, whose ids are the answer, end with it, its rows are cleared
+    @transaction
+    async def delete(
+        self, connection: asyncpg.Connection, tenant_id: int, actor: str
+    ) -> Sequence[str] | None:
+        """Delete a tenant: its keys, whose ids are returned, end with it; its rows are cleared
         afterwards (`clear`).
 
         Conflict while it has unfinished tasks; None when there is no such tenant.
         """
-
-        async def work(connection: asyncpg.Connection) -> Sequence[str] | None:
-            row = await connection.fetchrow(*SQL["lock_tenant"](tenant_id=tenant_id))
-            if row is None:
-                return None
-            if await connection.fetchval(*SQL["has_unfinished"](tenant_id=tenant_id)):
-                raise Conflict("the tenant has unfinished tasks: cancel them or let them finish")
-            keys = await connection.fetch(*SQL["delete_tenant"](tenant_id=tenant_id))
-            await write_entry(
-                connection, INSTALLATION, actor, "tenant.deleted", str(tenant_id), name=row["name"]
-            )
-            return [key["id"] for key in keys]
-
-        return await self._database.transact(work)
+        tenant = await SQL["lock_tenant"].row(connection, StoredTenant, tenant_id=tenant_id)
+        if tenant is None:
+            return None
+        if await SQL["has_unfinished"].value(connection, bool, tenant_id=tenant_id):
+            raise Conflict("the tenant has unfinished tasks: cancel them or let them finish")
+        keys = await SQL["delete_tenant"].fetch(connection, tenant_id=tenant_id)
+        await write_entry(
+            connection, INSTALLATION, actor, "tenant.deleted", str(tenant_id), name=tenant.name
+        )
+        return [key["id"] for key in keys]
 
     async def usage(self, tenant_id: int) -> Usage | None:
-        row = await self._database.fetch_row(*SQL["usage"](tenant_id=tenant_id, scan=self._scan))
-        return None if row is None else read_row(Usage, row)
+        return await SQL["usage"].row(self._database, Usage, tenant_id=tenant_id, scan=self._scan)
 
     async def clear(self, batch: int = 10_000) -> int:
         """Remove some of what departed tenants left behind; return how many rows that were."""
         cleared = 0
-        for departed in await self._database.fetch(*SQL["departed_tenants"](limit=10)):
+        for departed in await SQL["departed_tenants"].fetch(self._database, limit=10):
             gone = await self._clear_tables(departed["tenant_id"], batch)
             if not gone:
-                await self._database.fetch(*SQL["forget_tenant"](tenant_id=departed["tenant_id"]))
+                await SQL["forget_tenant"].run(self._database, tenant_id=departed["tenant_id"])
             cleared += gone
         return cleared
 
-    async def _clear_tables(self, tenant_id: int, batch: int) -> int:
-        async def work(connection: asyncpg.Connection) -> int:
-            await connection.execute(*SQL["allow_purge"]())
-            gone = 0
-            for table in await connection.fetch(*SQL["tables_of_tenants"]()):
-                status = await connection.execute(_clear_statement(table["name"]), tenant_id, batch)
-                gone += int(status.rpartition(" ")[2])
-            return gone
-
-        return await self._database.transact(work)
-
-
-def _clear_statement(table: str) -> str:
-    """The table's name is the catalogue's own word. Its rows may lie in several partitions."""
-    return f"""
-        DELETE FROM {table} WHERE tenant_id = $1 AND (tableoid, ctid) IN (
-            SELECT tableoid, ctid FROM {table} WHERE tenant_id = $1 LIMIT $2)
-    """
+    @transaction
+    async def _clear_tables(
+        self, connection: asyncpg.Connection, tenant_id: int, batch: int
+    ) -> int:
+        await TABLES["allow_purge"].run(connection)
+        gone = 0
+        for table in await SQL["tables_of_tenants"].fetch(connection):
+            clear = SQL["clear_table"].filled(table=table["name"])
+            gone += await clear.value(connection, int, tenant_id=tenant_id, limit=batch)
+        return gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Vault:
         self._ciphers = {_key_id(each): AESGCM(each) for each in keys}
 
     def seal(self, purpose: str, secret: bytes) -> str:
-        """Ciphertext under the present key."""
+        """Return the ciphertext under the present key."""
         if self._current is None:
             raise NoKey("secrets cannot be kept: this installation has no secrets_key")
         nonce = secrets.token_bytes(_NONCE_SIZE)
@@ -54,7 +54,7 @@ class Vault:
         return f"{_VERSION}.{self._current}.{urlsafe_b64encode(sealed).decode()}"
 
     def open(self, purpose: str, sealed: str) -> bytes:
-        """The secret again; Unreadable says why not, without a hint of it."""
+        """Return the secret; Unreadable says why that fails, without a hint of it."""
         version, _, rest = sealed.partition(".")
         key_id, _, text = rest.partition(".")
         cipher = self._ciphers.get(key_id)
@@ -67,7 +67,7 @@ class Vault:
             raise Unreadable("a secret was damaged or changed since it was sealed") from None
 
     def renewed(self, purpose: str, sealed: str) -> str | None:
-        """The same secret under the present key; None when it is there already."""
+        """Return the same secret under the present key; None when it is there already."""
         if sealed.startswith(f"{_VERSION}.{self._current}."):
             return None
         return self.seal(purpose, self.open(purpose, sealed))
@@ -80,7 +80,8 @@ class Vault:
 
 
 def parse_key(text: str) -> bytes:
-    """A key as it is configured: 32 bytes in base64 or hex. ValueError does not repeat it."""
+    """Return a key as it is configured: 32 bytes in base64 or hex. ValueError does not repeat
+    it."""
     for decode in (bytes.fromhex, lambda t: b64decode(t, altchars=b"-_", validate=True), b64decode):
         try:
             key = decode(text.strip())

@@ -8,7 +8,6 @@ from uuid import UUID
 from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, sparse
-from mainspring.postgres.rows import read_rows
 
 SQL = queries.load("workers")
 
@@ -31,7 +30,7 @@ class WorkerRecord(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """A worker that was heard of, with what it said and did since the last time."""
+    """A worker that was heard of, with what it offered and did since the last time."""
 
     tenant_id: int
     name: str
@@ -53,7 +52,7 @@ class StoredNodeAddress(NamedTuple):
 
 
 class NewLogLine(NamedTuple):
-    """A line that a worker logged about a try."""
+    """A line that a worker logged about an execution."""
 
     task_id: UUID
     fence: int
@@ -86,98 +85,99 @@ class WorkerStore:
         offer: Offer,
         about: Mapping[str, object] | None,
     ) -> bool:
-        """A process of a worker begins; False when another one has replaced it already."""
-        row = await self._database.fetch_row(
-            *SQL["register_worker"](
-                tenant_id=tenant_id,
-                name=name,
-                incarnation=incarnation,
-                offer=offer_shown(offer),
-                about=about,
-            )
+        """Register a worker's process; False when another one has replaced it already."""
+        return await SQL["register_worker"].found(
+            self._database,
+            tenant_id=tenant_id,
+            name=name,
+            incarnation=incarnation,
+            offer=offer_shown(offer),
+            about=about,
         )
-        return row is not None
 
     async def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
         """Whether no other process has come under the same name."""
-        row = await self._database.fetch_row(
-            *SQL["is_current"](tenant_id=tenant_id, name=name, incarnation=incarnation)
+        row = await SQL["is_current"].record(
+            self._database, tenant_id=tenant_id, name=name, incarnation=incarnation
         )
         return row is not None and row["current"]
 
     async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
         """Note workers that were heard of; return those that are still the current ones."""
         ordered = sorted(touches, key=lambda touch: touch[:2])
-        rows = await self._database.fetch(
-            *SQL["touch_workers"](
-                tenant_ids=[t.tenant_id for t in ordered],
-                names=[t.name for t in ordered],
-                incarnations=[t.incarnation for t in ordered],
-                offers=sparse([t.offer for t in ordered]),
-                about=sparse([t.about for t in ordered]),
-                leased=[t.leased for t in ordered],
-                succeeded=[t.succeeded for t in ordered],
-                failed=[t.failed for t in ordered],
-                released=[t.released for t in ordered],
-                most_names=MOST_NAMES,
-            )
+        rows = await SQL["touch_workers"].fetch(
+            self._database,
+            tenant_ids=[t.tenant_id for t in ordered],
+            names=[t.name for t in ordered],
+            incarnations=[t.incarnation for t in ordered],
+            offers=sparse([t.offer for t in ordered]),
+            about=sparse([t.about for t in ordered]),
+            leased=[t.leased for t in ordered],
+            succeeded=[t.succeeded for t in ordered],
+            failed=[t.failed for t in ordered],
+            released=[t.released for t in ordered],
+            most_names=MOST_NAMES,
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 
     async def note_held(self, node_id: UUID, held: Mapping[tuple[int, str], int]) -> None:
-        """How many tasks workers hold in the partitions of a node."""
-        await self._database.fetch(
-            *SQL["note_held"](
-                node_id=node_id,
-                tenant_ids=[tenant for tenant, _ in held],
-                names=[name for _, name in held],
-                held=list(held.values()),
-            )
+        """Note how many tasks of the partitions of a node are leased to each worker."""
+        await SQL["note_held"].run(
+            self._database,
+            node_id=node_id,
+            tenant_ids=[tenant for tenant, _ in held],
+            names=[name for _, name in held],
+            held=list(held.values()),
         )
 
     async def list(
         self, tenant_id: int, *, before: int | None, limit: int
     ) -> Sequence[WorkerRecord]:
-        """The newest first."""
-        rows = await self._database.fetch(
-            *SQL["list_workers"](
-                tenant_id=tenant_id, before=2**63 - 1 if before is None else before, limit=limit
-            )
+        """Return workers, the newest first."""
+        return await SQL["list_workers"].rows(
+            self._database,
+            WorkerRecord,
+            tenant_id=tenant_id,
+            before=2**63 - 1 if before is None else before,
+            limit=limit,
         )
-        return read_rows(WorkerRecord, rows)
 
     async def nodes(self, alive_within: float) -> Sequence[StoredNodeAddress]:
-        """The nodes that were heard of within so many seconds."""
-        rows = await self._database.fetch(*SQL["worker_nodes"](alive_within=alive_within))
-        return read_rows(StoredNodeAddress, rows)
+        """Return the nodes that were heard of within so many seconds."""
+        return await SQL["worker_nodes"].rows(
+            self._database, StoredNodeAddress, alive_within=alive_within
+        )
 
     async def add_logs(
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
-        """Keep lines of tries that there were, at most so many of a task, and so many errors
-        beyond; return how many were."""
-        row = await self._database.fetch_row(
-            *SQL["add_logs"](
-                tenant_id=tenant_id,
-                task_ids=[line.task_id for line in lines],
-                fences=[line.fence for line in lines],
-                at=[line.at for line in lines],
-                levels=[line.level for line in lines],
-                messages=[line.message for line in lines],
-                most=most,
-                more_errors=more_errors,
-            )
+        """Keep lines of executions that exist, at most `most` of a task and `more_errors` errors
+        beyond; return how many were kept."""
+        row = await SQL["add_logs"].record(
+            self._database,
+            tenant_id=tenant_id,
+            task_ids=[line.task_id for line in lines],
+            fences=[line.fence for line in lines],
+            at=[line.at for line in lines],
+            levels=[line.level for line in lines],
+            messages=[line.message for line in lines],
+            most=most,
+            more_errors=more_errors,
         )
         return 0 if row is None else row["added"]
 
     async def logs(
         self, tenant_id: int, task_id: UUID, *, after: int, limit: int
     ) -> Sequence[StoredLine]:
-        """The lines of a task, in the order in which they came."""
-        rows = await self._database.fetch(
-            *SQL["list_logs"](tenant_id=tenant_id, task_id=task_id, after=after, limit=limit)
+        """Return the lines of a task, in the order in which they came."""
+        return await SQL["list_logs"].rows(
+            self._database,
+            StoredLine,
+            tenant_id=tenant_id,
+            task_id=task_id,
+            after=after,
+            limit=limit,
         )
-        return read_rows(StoredLine, rows)
 
 
 def offer_shown(*offers: Offer) -> dict[str, object]:

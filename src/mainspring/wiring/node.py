@@ -60,16 +60,16 @@ class NodeParts:
         self._rng = SystemRandom()
         self.vault = vault_of(config)
         self.definitions = Definitions()
-        self.state = NodeState(_engine(config, metrics), clock)
+        self.state = NodeState(_engine(config, metrics), clock, config, metrics)
         self._store = EngineStore(database)
         self._steps = new_steps(self._rng, config.max_payload, self.definitions)
         self._outcomes = StepOutcomes(database, self._steps)
         self._signals = Signals(self.state, database, listening_connection(config))
-        self._announcer = Announcer(self.state, self._signals, metrics)
+        self._announcer = Announcer(self.state, self._signals)
         self._recorder = Recorder(
-            config, self.state, self._store, self._outcomes, self._announcer, metrics, self._rng
+            self.state, self._store, self._outcomes, self._announcer, self._rng
         )
-        self._dispatcher = Dispatcher(config, self.state, self._store, self._recorder, metrics)
+        self._dispatcher = Dispatcher(self.state, self._store, self._recorder)
         self.lease_service = self._lease_service()
         self.webhooks = self._webhooks()
         self.node = self._node()
@@ -77,15 +77,11 @@ class NodeParts:
         self.state.on_new_incarnation(self.webhooks.forget_all)
 
     def _node(self) -> Node:
-        config, state, metrics = self._config, self.state, self._metrics
-        partition_loader = PartitionLoader(config, state, self._store, self._dispatcher, metrics)
-        keys = KeyStore(self._database)
-        loader = Loader(
-            config, state, self._store, keys, self._dispatcher, partition_loader, metrics
-        )
+        state, keys = self.state, KeyStore(self._database)
+        partition_loader = PartitionLoader(state, self._store, self._dispatcher)
+        loader = Loader(state, self._store, keys, self._dispatcher, partition_loader)
         housekeeping = HousekeepingStore(self._database)
         return Node(
-            config,
             state,
             self._membership(partition_loader),
             loader,
@@ -94,23 +90,21 @@ class NodeParts:
             self._recorder,
             self._signals,
             self._announcer,
-            Housekeeper(config, state, housekeeping, archive_of(config)),
+            Housekeeper(state, housekeeping, archive_of(self._config)),
             self._materializer(),
-            Deadlines(state, self._outcomes, self._announcer, metrics),
+            Deadlines(state, self._outcomes, self._announcer),
             self._executors(),
             self.lease_service,
         )
 
     def _lease_service(self) -> LeaseService:
-        config, database = self._config, self._database
-        mailbox = Mailbox(self.state, MessageStore(database), config.wake_poll)
+        database = self._database
+        mailbox = Mailbox(self.state, MessageStore(database), self._config.wake_poll)
         self._signals.when_mailed(mailbox.hint)
         lease_service = LeaseService(
-            config,
             self.state,
             LeaseStore(database),
             self._recorder,
-            self._metrics,
             WorkerStore(database),
             mailbox,
             self._dispatcher.expire_leases,
@@ -145,13 +139,11 @@ class NodeParts:
 
     def _membership(self, partition_loader: PartitionLoader) -> Membership:
         return Membership(
-            self._config,
             self.state,
             heartbeat_connection(self._config),
             self._clock,
             partition_loader,
             self._signals,
-            self._metrics,
             __version__,
         )
 
@@ -160,7 +152,7 @@ class NodeParts:
         rng = Random(self._rng.getrandbits(64))
         writer = OccurrenceWriter(ids, rng, near=self._config.near)
         schedules = ScheduleService(self._database, writer)
-        return Materializer(self._config, self.state, schedules, self._announcer, self._metrics)
+        return Materializer(self.state, schedules, self._announcer)
 
 
 def _engine(config: Config, metrics: Metrics) -> Engine:

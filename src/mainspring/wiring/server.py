@@ -21,7 +21,6 @@ from mainspring.wiring.api import ApiDependencies, build_app
 from mainspring.wiring.node import NodeParts
 from mainspring.wiring.settings import crash_point
 from mainspring.wiring.stores import Databases, check_schema
-from mainspring.workflows.advancing import new_steps
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
@@ -115,11 +114,10 @@ class Server:
 
     def _api(self, parts: NodeParts) -> ApiDependencies:
         config, database, rng = self.config, self._databases.api, SystemRandom()
-        steps = new_steps(rng, definitions=parts.definitions)
         return ApiDependencies(
             config=config,
             clock=self._clock,
-            tasks=TaskStore(database, near=config.near, steps=steps),
+            tasks=TaskStore(database, near=config.near),
             keys=self.keys,
             ids=new_ids(Random(rng.getrandbits(64))),
             rng=Random(rng.getrandbits(64)),

@@ -1,9 +1,9 @@
 """How runs move on: what the end of a step means for those that wait for it.
 
-All of it happens inside the transaction that records the end, with the rows of the runs held. Two
-nodes that record the last two parents of a join take turns, and the second one releases it. What
-becomes of a step is said by `domain.workflow_rules`; here it is gathered what that needs to know,
-and written what it says.
+All of it happens inside the transaction that records the end, with the rows of the runs locked. Two
+nodes that record the last two parents of a join take turns, and the second one releases it.
+`domain.workflow.rules` decides what becomes of a step; this module gathers what that needs to know,
+and writes the decision.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ import asyncpg
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.placement import NO_OWNERSHIP, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.condition import ConditionFailed
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
@@ -34,11 +34,12 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
+from mainspring.domain.workflow.states import RunState
 from mainspring.postgres.database import new_ids
 from mainspring.postgres.rows import read_row, read_rows
+from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.workflow.step_rows import (
     ITSELF,
-    TOO_LARGE,
     Ended,
     Moved,
     RunHead,
@@ -49,17 +50,11 @@ from mainspring.store.workflow.step_rows import (
 )
 from mainspring.store.workflow.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
-from mainspring.workflows.scope import (
-    check_kept,
-    read_input,
-    seen,
-    speaks,
-)
+from mainspring.workflows.results import TOO_LARGE
+from mainspring.workflows.scope import check_kept, read_input, seen, speaks
 
 MOST_JOINED = 2**22
 """Maximum bytes of the results of a step's items together."""
-NOBODY = Ownership(UUID(int=0), 0, frozenset())
-"""Who owns nothing: what is released for it is told to all by wake rows."""
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HUGE = 2000
@@ -72,6 +67,22 @@ class _Plan:
     starts: list[StartingStep] = field(default_factory=list)
     ends: list[Ended] = field(default_factory=list)
     fans: list[tuple[StartingStep, list[TaskTemplate]]] = field(default_factory=list)
+
+
+_Touched = dict[UUID, list[WaitingStep]]
+"""By run, the steps whose counters changed."""
+
+
+@dataclass(slots=True)
+class _Advance:
+    """Runs that move on within a transaction: what is known of them, and what was done."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    heads: dict[UUID, RunHead]
+    since: dict[UUID, float]
+    """For each run the moment from which the delays of its steps count."""
+    moved: Moved
 
 
 class Steps:
@@ -88,13 +99,13 @@ class Steps:
     async def hold(
         self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
     ) -> bool:
-        """Lock runs, before any task of theirs is touched: the one order that all keep to. Answers
+        """Lock runs, before any task of theirs is touched: the one order that all keep to. Return
         whether one of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
-        rows = await connection.fetch(
-            *SQL["hold_runs"](
-                tenant_ids=[tenant for tenant, _ in ordered], ids=[run for _, run in ordered]
-            )
+        rows = await SQL["hold_runs"].fetch(
+            connection,
+            tenant_ids=[tenant for tenant, _ in ordered],
+            ids=[run for _, run in ordered],
         )
         return any(row["total"] > _HUGE for row in rows)
 
@@ -102,8 +113,8 @@ class Steps:
         self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
     ) -> bool:
         """Lock the runs that some tasks are steps of; whether there are any."""
-        return bool(
-            await connection.fetch(*SQL["hold_runs_of"](tenant_id=tenant_id, task_ids=list(tasks)))
+        return await SQL["hold_runs_of"].found(
+            connection, tenant_id=tenant_id, task_ids=list(tasks)
         )
 
     async def advance_runs(
@@ -114,25 +125,26 @@ class Steps:
         now: float,
         *,
         huge: bool = False,
+        moved: Moved | None = None,
     ) -> Moved:
-        """Steps of runs that the caller holds have ended: count that, and do what follows from it,
-        until nothing does."""
+        """Count the ends of steps of runs that the caller has locked, and do what follows from it,
+        until nothing does. What that does is added to `moved`."""
         if huge:
-            await connection.execute(*SQL["plan_anew"]())
-        heads: dict[UUID, RunHead] = {}
+            await SQL["plan_anew"].run(connection)
         since: dict[UUID, float] = {}
         for end in ended:
             since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
-        touched = await self._note(connection, ended, heads)
-        return await self._advance(connection, ownership, heads, touched, since)
+        runs = _Advance(connection, ownership, {}, since, moved or Moved())
+        return await self._advance(runs, await self._note(runs, ended))
 
     async def changed(
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
     ) -> None:
-        """The task of a step was changed by hand: whatever was known of it before, it queues."""
+        """Note that the task of a step was changed by a caller: whatever was known of it before, it
+        queues."""
         step, item = place_of(label)
-        await connection.execute(
-            *SQL["queue_step"](tenant_id=tenant_id, run_id=run_id, step=step, item=item)
+        await SQL["queue_step"].run(
+            connection, tenant_id=tenant_id, run_id=run_id, step=step, item=item
         )
 
     async def cancelled(
@@ -150,21 +162,27 @@ class Steps:
             for step, item in (place_of(label),)
         ]
         if ended:
-            now: float = await connection.fetchval(*SQL["now"]())
-            await self.advance_runs(connection, NOBODY, ended, now)
+            now = await CLUSTER["database_time"].value(connection, float)
+            await self.advance_runs(connection, NO_OWNERSHIP, ended, now)
 
     async def reconsider(
-        self, connection: asyncpg.Connection, ownership: Ownership, head: RunHead, now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        head: RunHead,
+        now: float,
+        moved: Moved | None = None,
     ) -> Moved:
-        """Decide anew on everything in a run that waits: after it was resumed, or begun."""
-        rows = await connection.fetch(*SQL["unfinished_steps"](**head.key))
+        """Decide anew on everything in a run that waits: after it was resumed, or begun. What that
+        does is added to `moved`."""
+        rows = await SQL["unfinished_steps"].fetch(connection, **head.key)
         waiting = read_rows(
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
         )
-        return await self._advance(
-            connection, ownership, {head.id: head}, {head.id: waiting}, {head.id: now}
-        )
+        heads, since = {head.id: head}, {head.id: now}
+        runs = _Advance(connection, ownership, heads, since, moved or Moved())
+        return await self._advance(runs, {head.id: waiting})
 
     async def stop_run(
         self,
@@ -177,24 +195,22 @@ class Steps:
         """End a run that the caller holds before its time. What is paused goes on, to its end."""
         if head.state not in ("running", "paused"):
             return Moved()
-        told = Moved()
+        moved = Moved()
         if head.state == "paused":
             await self.unpause(connection, head)
-        ended = await self.stop(connection, head, why, told)
-        moved = await self.advance_runs(connection, ownership, ended, now)
-        moved.told |= told.told
-        return moved
+        ended = await self.stop(connection, head, why, moved)
+        return await self.advance_runs(connection, ownership, ended, now, moved=moved)
 
     async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Let a run go on; return the partitions of its tasks that were held back."""
-        await connection.execute(*SQL["unpause_run"](**head.key))
-        rows = await connection.fetch(*SQL["unpause_tasks"](**head.key))
+        await SQL["unpause_run"].run(connection, **head.key)
+        rows = await SQL["unpause_tasks"].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
     async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
         """Hold a run back: nothing of it starts. Return the partitions of what waited."""
-        await connection.execute(*SQL["pause_run"](**head.key))
-        rows = await connection.fetch(*SQL["pause_tasks"](**head.key))
+        await SQL["pause_run"].run(connection, **head.key)
+        rows = await SQL["pause_tasks"].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
     async def stop(
@@ -203,15 +219,15 @@ class Steps:
         """Leave out what does not deal with the end: what waits is over, what runs shall stop.
         After a failure, steps that deal with one are left to do; else only cleanup is."""
         definition = await self._definitions.get(connection, head)
-        await connection.execute(*SQL["stop_run"](**head.key, why=why))
+        await SQL["stop_run"].run(connection, **head.key, why=why)
         kept = definition.survivors
         if why != "failure":
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
-        unfinished = await connection.fetch(*SQL["unfinished_steps"](**head.key))
+        unfinished = await SQL["unfinished_steps"].fetch(connection, **head.key)
         rows = [row for row in unfinished if row["step"] not in kept]
         # Else one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
-        await connection.execute(*SQL["hold_tasks"](tenant_id=head.tenant_id, ids=tasks))
+        await SQL["hold_tasks"].run(connection, tenant_id=head.tenant_id, ids=tasks)
         leaving = [_stopped(head, row, why) for row in rows if row["state"] != "expanded"]
         ended = await self.tasks.end(connection, leaving, moved)
         over = {(e.step, e.item) for e in ended}
@@ -221,137 +237,102 @@ class Steps:
             if row["state"] == "released" and (row["step"], row["item"]) not in over
         ]
         tenants = [head.tenant_id] * len(running)
-        asked = await connection.fetch(*SQL["ask_to_cancel"](tenant_ids=tenants, ids=running))
+        asked = await SQL["ask_to_cancel"].fetch(connection, tenant_ids=tenants, ids=running)
         moved.told |= {row["partition"] for row in asked}
         return ended
 
-    async def _advance(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        since: dict[UUID, float],
-    ) -> Moved:
+    async def _advance(self, runs: _Advance, touched: _Touched) -> Moved:
         """Decide on steps whose counters changed; what ends by that changes others."""
-        moved = Moved()
         while touched:
-            await self._join_lists(connection, heads, touched, moved)
-            ended = await self._follow(connection, ownership, heads, touched, since, moved)
-            touched = await self._note(connection, ended, heads)
-        await self._end_runs(connection, heads.values(), moved)
-        return moved
+            await self._join_lists(runs, touched)
+            touched = await self._note(runs, await self._follow(runs, touched))
+        await self._end_runs(runs)
+        return runs.moved
 
     # Counting ---------------------------------------------------------------------------------
 
-    async def _note(
-        self,
-        connection: asyncpg.Connection,
-        ended: Sequence[Ended],
-        heads: dict[UUID, RunHead],
-    ) -> dict[UUID, list[WaitingStep]]:
+    async def _note(self, runs: _Advance, ended: Sequence[Ended]) -> _Touched:
         """Count the ends; return the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
-            await connection.execute(*SQL["plan_anew"]())
+            await SQL["plan_anew"].run(runs.connection)
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        touched: dict[UUID, list[WaitingStep]] = {}
-        for row in await connection.fetch(*SQL["advance"](**note_arguments(ordered))):
-            heads[row["id"]] = read_row(RunHead, row)
+        touched: _Touched = {}
+        for row in await SQL["advance"].fetch(runs.connection, **note_arguments(ordered)):
+            runs.heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
-                waiting.append(
-                    WaitingStep(
-                        row["step"],
-                        row["step_state"],
-                        row["needed"],
-                        row["finished"],
-                        row["succeeded"],
-                        row["step_failed"],
-                    )
-                )
+                state, failed = row["step_state"], row["step_failed"]
+                counts = row["needed"], row["finished"], row["succeeded"], failed
+                waiting.append(WaitingStep(row["step"], state, *counts))
         return touched
 
-    async def _join_lists(
-        self,
-        connection: asyncpg.Connection,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        moved: Moved,
-    ) -> None:
-        """Lists whose items have all ended end first: by that the run may fail, and then what
+    async def _join_lists(self, runs: _Advance, touched: _Touched) -> None:
+        """End lists whose items have all ended first: by that the run may fail, and then what
         waits is left out and not started."""
         whole = [
-            (heads[run_id], wait.step)
+            (runs.heads[run_id], wait.step)
             for run_id, waiting in touched.items()
-            if heads[run_id].state != "paused"
+            if runs.heads[run_id].state != "paused"
             for wait in waiting
             if wait.state == "expanded" and wait.finished == wait.needed
         ]
-        joined = [await self._join(connection, head, step) for head, step in whole]
-        ended = await self.tasks.end(connection, joined, moved)
-        for run_id, waiting in (await self._note(connection, ended, heads)).items():
+        joined = [await self._join(runs.connection, head, step) for head, step in whole]
+        ended = await self.tasks.end(runs.connection, joined, runs.moved)
+        for run_id, waiting in (await self._note(runs, ended)).items():
             newer = {wait.step for wait in waiting}
             known = [wait for wait in touched[run_id] if wait.step not in newer]
             touched[run_id] = known + waiting
 
-    async def _end_runs(
-        self, connection: asyncpg.Connection, heads: Iterable[RunHead], moved: Moved
-    ) -> None:
-        over = sorted(head for head in heads if head.unfinished == 0)
+    async def _end_runs(self, runs: _Advance) -> None:
+        over = sorted(head for head in runs.heads.values() if head.unfinished == 0)
         if not over:
             return
-        states = [await self._final_state(connection, head) for head in over]
-        await connection.execute(
-            *SQL["end_runs"](
-                tenant_ids=[h.tenant_id for h in over], ids=[h.id for h in over], states=states
-            )
+        states = [await self._final_state(runs.connection, head) for head in over]
+        await SQL["end_runs"].run(
+            runs.connection,
+            tenant_ids=[h.tenant_id for h in over],
+            ids=[h.id for h in over],
+            states=[state.value for state in states],
         )
         for state in states:
-            moved.ended[state] = moved.ended.get(state, 0) + 1
+            runs.moved.count_end(state)
 
-    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> str:
+    async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> RunState:
         if not head.failed:
-            return run_state({TaskState.COMPLETED: 1}).value
-        rows = await connection.fetch(*SQL["count_states"](**head.key))
+            return RunState.COMPLETED
+        rows = await SQL["count_states"].fetch(connection, **head.key)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
         match head.stopping:
             case "cancel":
-                return run_state(counts, ended="cancelled").value
+                return run_state(counts, ended="cancelled")
             case "deadline":
-                return run_state(counts, ended="deadline").value
-        return run_state(counts).value
+                return run_state(counts, ended="deadline")
+        return run_state(counts)
 
     # Deciding ---------------------------------------------------------------------------------
 
-    async def _follow(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        heads: dict[UUID, RunHead],
-        touched: dict[UUID, list[WaitingStep]],
-        since: dict[UUID, float],
-        moved: Moved,
-    ) -> list[Ended]:
+    async def _follow(self, runs: _Advance, touched: _Touched) -> list[Ended]:
         """Release what may start; return what ends without having run."""
+        connection, moved = runs.connection, runs.moved
         plan, stopped = _Plan(), list[Ended]()
         for run_id, concerned in touched.items():
-            head, waiting = heads[run_id], concerned
+            head, waiting = runs.heads[run_id], concerned
             if head.state == "paused":
                 continue
             definition = await self._definitions.get(connection, head)
             if head.failed and head.stopping is None and definition.on_failure == "fail_fast":
                 stopped += await self.stop(connection, head, "failure", moved)
-                heads[run_id] = head = head._replace(stopping="failure")
+                runs.heads[run_id] = head = head._replace(stopping="failure")
                 over = {e.step for e in stopped if e.run_id == run_id}
                 waiting = [w for w in waiting if w.step not in over]
-            await self._decide(connection, head, definition, waiting, since[run_id], plan)
+            await self._decide(connection, head, definition, waiting, runs.since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
-            await connection.execute(*SQL["plan_anew"]())
-        await self.tasks.release(connection, ownership, plan.starts, moved)
+            await SQL["plan_anew"].run(connection)
+        await self.tasks.release(connection, runs.ownership, plan.starts, moved)
         for start, made in plan.fans:
-            if await self.tasks.fan_out(connection, ownership, start, made, moved):
+            if await self.tasks.fan_out(connection, runs.ownership, start, made, moved):
                 plan.ends.append(await self._join(connection, start.run, start.step.id))
         return stopped + await self.tasks.end(connection, plan.ends, moved)
 
@@ -428,15 +409,14 @@ class Steps:
         """What the templates and conditions of some steps speak of; None when they have none."""
         if not any(map(speaks, ready)):
             return None
-        row = await connection.fetchrow(*SQL["run_input"](**head.key))
-        assert row is not None, "the caller holds the run"
+        given = await SQL["run_input"].value(connection, bytes, **head.key)
         used = sorted({name for step in ready for name in step.uses})
-        rows = await connection.fetch(*SQL["results"](**head.key, steps=used)) if used else ()
-        return Scope(read_input(row["input"]), {row["step"]: seen(row) for row in rows})
+        rows = await SQL["results"].fetch(connection, **head.key, steps=used) if used else ()
+        return Scope(read_input(given), {row["step"]: seen(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""
-        rows = await connection.fetch(*SQL["item_results"](**head.key, step=step))
+        rows = await SQL["item_results"].fetch(connection, **head.key, step=step)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:

@@ -1,18 +1,18 @@
 """Changes of many tasks at once, in transactions small enough to disturb nobody."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from random import SystemRandom
+from collections.abc import AsyncIterator, Collection
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 import asyncpg
 
 from mainspring.domain.task import TaskState
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
 from mainspring.store.audit import write_entry
 from mainspring.store.bulk import SQL
-from mainspring.store.tasks import TaskFilter
-from mainspring.workflows.advancing import Steps, new_steps
+from mainspring.store.lists.paging import next_mark
+from mainspring.store.lists.paths import TaskFilter
+from mainspring.workflows.advancing import Steps
 
 CHUNK = 1000
 """Most tasks that one transaction changes."""
@@ -26,23 +26,23 @@ class CancelCounts:
 
     ended: int = 0
     asked: int = 0
-    partitions: frozenset[int] = frozenset()
+    partitions: Collection[int] = ()
 
     def __add__(self, other: "CancelCounts") -> "CancelCounts":
         return CancelCounts(
-            self.ended + other.ended, self.asked + other.asked, self.partitions | other.partitions
+            self.ended + other.ended,
+            self.asked + other.asked,
+            {*self.partitions, *other.partitions},
         )
 
 
 class BulkChanges:
     """Changes of many tasks. Each may be repeated without harm."""
 
-    def __init__(
-        self, database: Database, *, scan: int = _SCAN, steps: Steps | None = None
-    ) -> None:
+    def __init__(self, database: Database, steps: Steps, *, scan: int = _SCAN) -> None:
         self._database = database
         self._scan = scan
-        self._steps = steps or new_steps(SystemRandom())
+        self._steps = steps
 
     async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> CancelCounts:
         """What `cancel` would do now."""
@@ -62,52 +62,49 @@ class BulkChanges:
 
     async def _pages(self, tenant_id: int, where: TaskFilter) -> AsyncIterator[dict[UUID, str]]:
         """All that match, oldest first, each with its state."""
-        newest = await self._database.fetch_row(*SQL["newest_task"](tenant_id=tenant_id))
+        newest = await SQL["newest_task"].record(self._database, tenant_id=tenant_id)
         after: UUID | None = UUID(int=0) if newest else None
         while after is not None and newest is not None:
-            rows = await self._database.fetch(
-                *SQL["find_cancellable"](
-                    tenant_id=tenant_id,
-                    after=after,
-                    newest=newest["id"],
-                    scan=self._scan,
-                    limit=CHUNK,
-                    **where.values,
-                )
+            rows = await SQL["find_cancellable"].fetch(
+                self._database,
+                tenant_id=tenant_id,
+                after=after,
+                newest=newest["id"],
+                scan=self._scan,
+                limit=CHUNK,
+                **asdict(where),
             )
             page = {row["id"]: row["state"] for row in rows if row["id"] is not None}
-            if len(page) == CHUNK:
-                after = rows[-1]["id"]
-            else:
-                after = rows[0]["edge"] if rows[0]["scanned"] == self._scan else None
+            after = next_mark(UUID, rows, CHUNK, self._scan)
             yield page
 
+    @transaction
     async def _cancel(
-        self, tenant_id: int, ids: list[UUID], where: TaskFilter, actor: str
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        ids: list[UUID],
+        where: TaskFilter,
+        actor: str,
     ) -> CancelCounts:
-        async def work(connection: asyncpg.Connection) -> CancelCounts:
-            await self._steps.hold_of(connection, tenant_id, ids)
-            locked = await connection.fetch(
-                *SQL["lock_cancellable"](tenant_id=tenant_id, ids=ids, **where.values)
-            )
-            row = await connection.fetchrow(
-                *SQL["cancel_locked"](
-                    tenant_id=tenant_id,
-                    ids=[task["id"] for task in locked],
-                    revs=[task["rev"] for task in locked],
-                )
-            )
-            assert row is not None
-            ended, asked, partitions = row
-            over = [task for task in locked if task["state"] != TaskState.RUNNING]
-            await self._steps.cancelled(
-                connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
-            )
-            if ended or asked:
-                await write_entry(
-                    connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",
-                    cancelled=ended, cancel_requested=asked,
-                )  # fmt: skip
-            return CancelCounts(ended, asked, frozenset(partitions))
-
-        return await self._database.transact(work)
+        await self._steps.hold_of(connection, tenant_id, ids)
+        locked = await SQL["lock_cancellable"].fetch(
+            connection, tenant_id=tenant_id, ids=ids, **asdict(where)
+        )
+        counts = await SQL["cancel_locked"].one(
+            connection,
+            CancelCounts,
+            tenant_id=tenant_id,
+            ids=[task["id"] for task in locked],
+            revs=[task["rev"] for task in locked],
+        )
+        over = [task for task in locked if task["state"] != TaskState.RUNNING]
+        await self._steps.cancelled(
+            connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
+        )
+        if counts.ended or counts.asked:
+            await write_entry(
+                connection, tenant_id, actor, "tasks.cancelled", f"{ids[0]}/{ids[-1]}",
+                cancelled=counts.ended, cancel_requested=counts.asked,
+            )  # fmt: skip
+        return counts

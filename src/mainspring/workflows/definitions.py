@@ -25,10 +25,8 @@ class Definitions:
         known = self._known.get(key)
         if known is not None:
             return known
-        encoded = await connection.fetchval(
-            *SQL["definition_of"](
-                tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
-            )
+        # There always is one: versions are kept as long as their runs.
+        encoded = await SQL["definition_of"].value(
+            connection, bytes, tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
         )
-        assert encoded is not None, "versions are kept as long as their runs"
         return self._known.keep(key, decode_definition(encoded))

@@ -15,7 +15,7 @@ from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.states import RunState
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.claims import LeasedRow
 from mainspring.store.outcomes import SQL as OUTCOMES
@@ -23,17 +23,16 @@ from mainspring.store.outcomes import by_task, finish_arguments
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.workflow.step_rows import (
     ITSELF,
-    MOST_RESULT,
     NO_STEP_LEASES,
     Ended,
     Moved,
     RunHead,
     StepLeaseOffer,
-    ended_of,
     place_of,
 )
 from mainspring.store.workflow.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
+from mainspring.workflows.results import MOST_RESULT, ended_of
 
 _MOST_INTRICATE = 10_000
 
@@ -66,15 +65,14 @@ class StepOutcomes:
         plain = sorted(self._plain(finished), key=by_task)
         if not plain:
             return StepsFinished(set(), Moved())
-        rows = await self._database.fetch(
-            *SQL["finish_fast"](
-                **finish_arguments(ownership, plain),
-                run_ids=[f.report.execution.workflow_run_id for f in plain],
-                steps=[f.report.execution.step for f in plain],
-                lease=offer.lease,
-                worker=offer.worker,
-                most=offer.most,
-            )
+        rows = await SQL["finish_fast"].fetch(
+            self._database,
+            **finish_arguments(ownership, plain),
+            run_ids=[f.report.execution.workflow_run_id for f in plain],
+            steps=[f.report.execution.step for f in plain],
+            lease=offer.lease,
+            worker=offer.worker,
+            most=offer.most,
         )
         done = StepsFinished(set(), Moved())
         for row in rows:
@@ -103,22 +101,21 @@ class StepOutcomes:
             if (run := _run_of(finish)) not in others and run not in self._intricate
         ]
 
+    @transaction
     async def finish(
-        self, ownership: Ownership, finished: Sequence[Finish], now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        finished: Sequence[Finish],
+        now: float,
     ) -> StepsFinished:
         """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
-
-        async def work(connection: asyncpg.Connection) -> StepsFinished:
-            huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
-            rows = await connection.fetch(
-                *OUTCOMES["finish"](**finish_arguments(ownership, finished))
-            )
-            accepted = {row["id"] for row in rows}
-            ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
-            moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
-            return StepsFinished(accepted, moved)
-
-        return await self._database.transact(work)
+        huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
+        rows = await OUTCOMES["finish"].fetch(connection, **finish_arguments(ownership, finished))
+        accepted = {row["id"] for row in rows}
+        ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
+        moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
+        return StepsFinished(accepted, moved)
 
     async def expire_leases(
         self,
@@ -129,17 +126,16 @@ class StepOutcomes:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> StepsFinished:
-        """End tries of steps whose lease ran out, and that were asked to cancel, or, of those in
-        `count_crash`, began alone and were lost with their worker; those in `presumed` count as
-        begun."""
-        rows = await self._database.fetch(
-            *SQL["lost_steps"](
-                tenant_ids=[h.tenant_id for h in held],
-                ids=[h.id for h in held],
-                fences=[h.guard for h in held],
-                count_crash=list(count_crash),
-                presumed=list(presumed),
-            )
+        """End executions of steps whose lease ended, and that were asked to cancel, or, of those in
+        `count_crash`, started alone and were lost with their worker; those in `presumed` count as
+        started."""
+        rows = await SQL["lost_steps"].fetch(
+            self._database,
+            tenant_ids=[h.tenant_id for h in held],
+            ids=[h.id for h in held],
+            fences=[h.guard for h in held],
+            count_crash=list(count_crash),
+            presumed=list(presumed),
         )
         if not rows:
             return StepsFinished(set(), Moved())
@@ -147,9 +143,9 @@ class StepOutcomes:
         return await self.finish(ownership, finished, now)
 
     async def expiring(self, ownership: Ownership) -> list[Ended]:
-        """Steps of our partitions that were not started by their expiry."""
-        rows = await self._database.fetch(
-            *SQL["overdue_steps"](partitions=list(ownership.partitions))
+        """Return steps of our partitions that were not started by their expiry."""
+        rows = await SQL["overdue_steps"].fetch(
+            self._database, partitions=list(ownership.partitions)
         )
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
@@ -157,43 +153,45 @@ class StepOutcomes:
             for step, item in (place_of(row["step"]),)
         ]
 
-    async def expire(self, ownership: Ownership, leaving: Sequence[Ended], now: float) -> Moved:
-        """End these, unless they have been started since."""
+    @transaction
+    async def expire(
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        leaving: Sequence[Ended],
+        now: float,
+    ) -> Moved:
+        """End these steps, unless they have been started since."""
         if not leaving:
             return Moved()
-
-        async def work(connection: asyncpg.Connection) -> Moved:
-            await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
-            told = Moved()
-            ended = await self._steps.tasks.end(connection, leaving, told)
-            moved = await self._steps.advance_runs(connection, ownership, ended, now)
-            moved.told |= told.told
-            return moved
-
-        return await self._database.transact(work)
+        await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
+        moved = Moved()
+        ended = await self._steps.tasks.end(connection, leaving, moved)
+        return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
-        """Runs of our partitions whose deadline has passed."""
-        rows = await self._database.fetch(
-            *SQL["overdue_runs"](partitions=list(ownership.partitions))
+        """Return runs of our partitions whose deadline has passed."""
+        rows = await SQL["overdue_runs"].fetch(
+            self._database, partitions=list(ownership.partitions)
         )
         return [(row["tenant_id"], row["id"]) for row in rows]
 
+    @transaction
     async def stop(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, why: str, now: float
+        self,
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        tenant_id: int,
+        run_id: UUID,
+        why: str,
+        now: float,
     ) -> Moved:
         """End a run before its time: only cleanup is left to do."""
-
-        async def work(connection: asyncpg.Connection) -> Moved:
-            await self._steps.hold(connection, [(tenant_id, run_id)])
-            row = await connection.fetchrow(*SQL["head"](tenant_id=tenant_id, run_id=run_id))
-            if row is None:
-                return Moved()
-            return await self._steps.stop_run(
-                connection, ownership, read_row(RunHead, row), why, now
-            )
-
-        return await self._database.transact(work)
+        await self._steps.hold(connection, [(tenant_id, run_id)])
+        head = await SQL["head"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
+        if head is None:
+            return Moved()
+        return await self._steps.stop_run(connection, ownership, head, why, now)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:

@@ -1,18 +1,18 @@
 """Runs of workflows: begun, read, listed; cancelled, paused, resumed, retried; a step skipped.
 
-Every change holds the run's row first, then what it touches of its steps and their tasks.
+Every change locks the run's row first, then what it touches of its steps and their tasks.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
-from functools import partial
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
+from dataclasses import asdict
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 from uuid import UUID
 
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
-from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import WorkflowDefinition
 from mainspring.domain.workflow.retry import (
@@ -25,31 +25,81 @@ from mainspring.domain.workflow.retry import (
     with_left_out,
 )
 from mainspring.errors import Conflict, NotFound
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
-from mainspring.store.lists.paging import Found, fill
+from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
 from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.workflow.steps import add_steps
-from mainspring.store.workflow.workflow_runs import (
-    SQL,
-    RunFilter,
-    StoredRun,
-    StoredRunPage,
-    StoredStep,
-)
+from mainspring.store.workflow.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 
-T = TypeVar("T")
+P = ParamSpec("P")
 
-_LARGEST_ID = UUID(int=2**128 - 1)
+
+class RunChange(NamedTuple):
+    """A change of a run, within the transaction that has locked the run."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    head: RunHead
+    actor: str
+    now: float
+
+    async def audit(self, action: str, **detail: object) -> None:
+        """Note the change in the audit log."""
+        tenant_id, subject = self.head.tenant_id, str(self.head.id)
+        await write_entry(self.connection, tenant_id, self.actor, action, subject, **detail)
+
+    async def states(self) -> dict[str, StepProgress]:
+        """Return how far each step has come."""
+        rows = await SQL["all_steps"].fetch(
+            self.connection, **self.head.key, fail_fast=FAIL_FAST, itself=ITSELF
+        )
+        return {row["step"]: read_row(StepProgress, row) for row in rows}
+
+    async def given_up(self, steps: Sequence[str]) -> list[tuple[str, UUID]]:
+        """Return, of these steps and their items, the tasks that may have left dead letters."""
+        rows = await SQL["given_up"].fetch(self.connection, **self.head.key, steps=steps)
+        return [(row["step"], row["task_id"]) for row in rows]
+
+
+def changes_run(
+    method: Callable[Concatenate["WorkflowRunService", RunChange, P], Awaitable[Moved]],
+) -> Callable[
+    Concatenate["WorkflowRunService", Ownership, int, UUID, str, float, P],
+    Coroutine[Any, Any, Moved | None],
+]:
+    """Run a method as a transaction that has locked the run; None when there is no such run."""
+
+    @wraps(method)
+    async def run(
+        runs: "WorkflowRunService",
+        connection: asyncpg.Connection,
+        ownership: Ownership,
+        tenant_id: int,
+        run_id: UUID,
+        actor: str,
+        now: float,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Moved | None:
+        key = {"tenant_id": tenant_id, "run_id": run_id}
+        head = await SQL["lock_run"].row(connection, RunHead, **key)
+        if head is None:
+            return None
+        change = RunChange(connection, ownership, head, actor, now)
+        return await method(runs, change, *args, **kwargs)
+
+    return transaction(run)
 
 
 class WorkflowRunService:
-    """Runs of every tenant, and what is done to them by hand."""
+    """Runs of every tenant, and what callers do to them."""
 
     def __init__(
         self,
@@ -68,16 +118,19 @@ class WorkflowRunService:
 
     # Reading ----------------------------------------------------------------------------------
 
-    async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
-        row = await self._database.fetch_row(*SQL["get_run"](tenant_id=tenant_id, run_id=run_id))
-        return read_row(StoredRun, row) if row else None
+    @transaction
+    async def get(
+        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID
+    ) -> StoredRun | None:
+        return await SQL["get_run"].row(
+            self._database, StoredRun, tenant_id=tenant_id, run_id=run_id
+        )
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
         """The steps of a run; with `items` those of its lists, too."""
-        rows = await self._database.fetch(
-            *SQL["get_steps"](tenant_id=tenant_id, run_id=run_id, items=items)
+        return await SQL["get_steps"].rows(
+            self._database, StoredStep, tenant_id=tenant_id, run_id=run_id, items=items
         )
-        return read_rows(StoredStep, rows)
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
@@ -86,29 +139,24 @@ class WorkflowRunService:
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
-    ) -> StoredRunPage:
+    ) -> Page[StoredRun, UUID]:
         """A page of runs older than `before`; it may be short and still have a next one."""
-        return StoredRunPage(*await fill(partial(self._look, tenant_id, where), before, limit))
+        return await fill(partial(self._look, tenant_id, where), before, limit)
 
     async def _look(
         self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
-    ) -> Found[StoredRun, UUID]:
+    ) -> Page[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
-        rows = await self._database.fetch(
-            *SQL["list_runs"](
-                tenant_id=tenant_id,
-                before=before or _LARGEST_ID,
-                workflow=where.workflow,
-                state=where.state,
-                schedule_id=where.schedule_id,
-                limit=limit,
-                scan=scan,
-            )
+        rows = await SQL["list_runs"].fetch(
+            self._database,
+            tenant_id=tenant_id,
+            before=before or LAST_ID,
+            **asdict(where),
+            limit=limit,
+            scan=scan,
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        if len(runs) == limit:
-            return runs, runs[-1].id
-        return runs, rows[0]["edge"] if rows[0]["scanned"] == scan else None
+        return Page(runs, next_mark(UUID, rows, limit, scan))
 
     # Changing ---------------------------------------------------------------------------------
 
@@ -121,8 +169,8 @@ class WorkflowRunService:
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
             return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await self._database.fetch(*add_steps(ownership, run.head, added, run))
-        return Moved(read_rows(TaskRow, rows)) if rows else None
+        rows = await add_steps(self._database, ownership, run.head, added, run)
+        return Moved(rows) if rows else None
 
     async def _begin(
         self,
@@ -135,166 +183,104 @@ class WorkflowRunService:
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
         moved = Moved(await self._steps.tasks.add(connection, ownership, run.head, added, run))
         if len(plain) < len(run.definition.roots):
-            more = await self._steps.reconsider(connection, ownership, run.head, run.now)
-            moved.rows += more.rows
-            moved.ended = more.ended
+            await self._steps.reconsider(connection, ownership, run.head, run.now, moved)
         if not (moved.rows or moved.ended):
             return None
         if conclude is not None:
             await conclude(connection, moved)
         return moved
 
-    async def cancel(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
-    ) -> Moved | None:
+    @changes_run
+    async def cancel(self, change: RunChange) -> Moved:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
+        connection, head = change.connection, change.head
+        if head.state == "cancelled" or head.stopping == "cancel":
+            return Moved()
+        if head.state not in ("running", "paused"):
+            raise Conflict(f"a run that is {head.state} cannot be cancelled")
+        await change.audit("workflow_run.cancelled")
+        return await self._steps.stop_run(connection, change.ownership, head, "cancel", change.now)
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "cancelled" or head.stopping == "cancel":
-                return Moved()
-            if head.state not in ("running", "paused"):
-                raise Conflict(f"a run that is {head.state} cannot be cancelled")
-            await _audit(connection, actor, "workflow_run.cancelled", head)
-            return await self._steps.stop_run(connection, ownership, head, "cancel", now)
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def pause(self, tenant_id: int, run_id: UUID, actor: str) -> Moved | None:
+    @changes_run
+    async def pause(self, change: RunChange) -> Moved:
         """Hold a run back: nothing more of it starts; what runs goes on."""
+        head = change.head
+        if head.state == "paused":
+            return Moved()
+        if head.state != "running" or head.stopping in ("cancel", "deadline"):
+            raise Conflict(f"a run that is {_standing(head)} cannot be paused")
+        await change.audit("workflow_run.paused")
+        return Moved(told=await self._steps.pause(change.connection, head))
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "paused":
-                return Moved()
-            if head.state != "running" or head.stopping in ("cancel", "deadline"):
-                raise Conflict(f"a run that is {_standing(head)} cannot be paused")
-            await _audit(connection, actor, "workflow_run.paused", head)
-            return Moved(told=await self._steps.pause(connection, head))
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def resume(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float
-    ) -> Moved | None:
+    @changes_run
+    async def resume(self, change: RunChange) -> Moved:
         """Let a run go on: what became ready meanwhile starts now."""
+        head = change.head
+        if head.state == "running":
+            return Moved()
+        if head.state != "paused":
+            raise Conflict(f"a run that is {head.state} cannot be resumed")
+        await change.audit("workflow_run.resumed")
+        moved = Moved(told=await self._steps.unpause(change.connection, head))
+        return await self._reconsider(change, head._replace(state="running"), moved)
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            if head.state == "running":
-                return Moved()
-            if head.state != "paused":
-                raise Conflict(f"a run that is {head.state} cannot be resumed")
-            await _audit(connection, actor, "workflow_run.resumed", head)
-            told = await self._steps.unpause(connection, head)
-            going = head._replace(state="running")
-            moved = await self._steps.reconsider(connection, ownership, going, now)
-            moved.told |= told
-            return moved
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def retry(
-        self,
-        ownership: Ownership,
-        tenant_id: int,
-        run_id: UUID,
-        actor: str,
-        now: float,
-        step: str | None = None,
-    ) -> Moved | None:
+    @changes_run
+    async def retry(self, change: RunChange, step: str | None = None) -> Moved:
         """Do the steps that failed once more, or the named one, and all that comes after them."""
+        definition = await self._definitions.get(change.connection, change.head)
+        states = await change.states()
+        if step is None:
+            again = {name for name, state in states.items() if state.state in LOST}
+            if not again:
+                raise Conflict("no step of the run has failed")
+        else:
+            again = {_known(definition, step)}
+        await change.audit("workflow_run.retried", step=step)
+        return await self._reset(change, definition, states, downstream(definition, again))
 
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            definition = await self._definitions.get(connection, head)
-            states = await self._states(connection, head)
-            if step is None:
-                again = {name for name, state in states.items() if state.state in LOST}
-                if not again:
-                    raise Conflict("no step of the run has failed")
-            else:
-                again = {_known(definition, step)}
-            await _audit(connection, actor, "workflow_run.retried", head, step=step)
-            again = downstream(definition, again)
-            return await self._reset(
-                connection, ownership, head, definition, states, again, actor, now
+    @changes_run
+    async def skip(self, change: RunChange, step: str) -> Moved:
+        """Leave a step out: those after it go on as if it had succeeded."""
+        connection, head = change.connection, change.head
+        definition = await self._definitions.get(connection, head)
+        states = await change.states()
+        standing = states[_known(definition, step)]
+        if standing.waived:
+            return Moved()
+        await change.audit("workflow_step.skipped", step=step)
+        if standing.state in ("blocked", "released"):
+            moved = Moved()
+            leaving = Ended(head.tenant_id, head.id, step, TaskState.SKIPPED, waived=True)
+            ended = await self._steps.tasks.end(connection, [leaving], moved)
+            if not ended:
+                raise Conflict("the step is running: cancel its task first")
+            return await self._steps.advance_runs(
+                connection, change.ownership, ended, change.now, moved=moved
             )
-
-        return await self._change(tenant_id, run_id, change)
-
-    async def skip(
-        self, ownership: Ownership, tenant_id: int, run_id: UUID, actor: str, now: float, step: str
-    ) -> Moved | None:
-        """Leave a step out by hand: those after it go on as if it had succeeded."""
-
-        async def change(connection: asyncpg.Connection, head: RunHead) -> Moved:
-            definition = await self._definitions.get(connection, head)
-            states = await self._states(connection, head)
-            standing = states[_known(definition, step)]
-            if standing.waived:
-                return Moved()
-            await _audit(connection, actor, "workflow_step.skipped", head, step=step)
-            if standing.state in ("blocked", "released"):
-                told = Moved()
-                leaving = Ended(tenant_id, run_id, step, TaskState.SKIPPED, waived=True)
-                ended = await self._steps.tasks.end(connection, [leaving], told)
-                if not ended:
-                    raise Conflict("the step is running: cancel its task first")
-                moved = await self._steps.advance_runs(connection, ownership, ended, now)
-                moved.told |= told.told
-                return moved
-            if standing.state == "expanded":
-                raise Conflict("the step is running: cancel its tasks first")
-            if standing.state == "completed":
-                raise Conflict("the step has completed")
-            letters = [task for _, task in await self._given_up(connection, head, [step])]
-            await note_left_out(connection, tenant_id, letters, actor)
-            await connection.execute(*SQL["waive"](**head.key, step=step))
-            states[step] = StepProgress("skipped", waived=True)
-            again = downstream(definition, {step}) - {step}
-            return await self._reset(
-                connection, ownership, head, definition, states, again, actor, now, changed={step}
-            )
-
-        return await self._change(tenant_id, run_id, change)
+        if standing.state == "expanded":
+            raise Conflict("the step is running: cancel its tasks first")
+        if standing.state == "completed":
+            raise Conflict("the step has completed")
+        letters = [task for _, task in await change.given_up([step])]
+        await note_left_out(connection, head.tenant_id, letters, change.actor)
+        await SQL["waive"].run(connection, **head.key, step=step)
+        states[step] = StepProgress("skipped", waived=True)
+        again = downstream(definition, {step}) - {step}
+        return await self._reset(change, definition, states, again, changed={step})
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _change(
-        self,
-        tenant_id: int,
-        run_id: UUID,
-        change: Callable[[asyncpg.Connection, RunHead], Awaitable[T]],
-    ) -> T | None:
-        """Hold a run and change it; None when there is no such run."""
-
-        async def work(connection: asyncpg.Connection) -> T | None:
-            row = await connection.fetchrow(*SQL["lock_run"](tenant_id=tenant_id, run_id=run_id))
-            return None if row is None else await change(connection, read_row(RunHead, row))
-
-        return await self._database.transact(work)
-
-    async def _states(
-        self, connection: asyncpg.Connection, head: RunHead
-    ) -> dict[str, StepProgress]:
-        rows = await connection.fetch(*SQL["all_steps"](**head.key, fail_fast=FAIL_FAST))
-        return {
-            r["step"]: StepProgress(r["state"], r["waived"], r["left_out"])
-            for r in rows
-            if r["item"] == ITSELF
-        }
-
     async def _reset(
         self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
+        change: RunChange,
         definition: WorkflowDefinition,
         states: Mapping[str, StepProgress],
         failed: Set[str],
-        actor: str,
-        now: float,
         changed: Collection[str] = (),
     ) -> Moved:
         """Put steps back to where they wait for those before them, and let the run go on. Their
         dead letters, and those of their items, are resolved: a replay would do the work twice."""
+        connection, head, now = change.connection, change.head, change.now
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
         if busy:
@@ -302,24 +288,20 @@ class WorkflowRunService:
         fresh = {s for s in again if states[s].state != "blocked"}
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
-        given_up = await self._given_up(connection, head, list(fresh))
-        successors = {task: tasks[step] for step, task in given_up}
-        await note_done_again(connection, head.tenant_id, successors, actor)
+        successors = {task: tasks[step] for step, task in await change.given_up(list(fresh))}
+        await note_done_again(connection, head.tenant_id, successors, change.actor)
         same = same_lists(definition, states, again, changed)
-        await connection.execute(*SQL["drop_items"](**head.key, steps=list(again), same=same))
+        await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
         await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
-            await self._steps.tasks.add_tasks(connection, ownership, head, added)
+            await self._steps.tasks.add_tasks(connection, change.ownership, head, added)
         kept = [state for name, state in states.items() if name not in again]
         reopened = await _reopen(connection, head, definition, kept, len(again), now)
-        return await self._steps.reconsider(connection, ownership, reopened, now)
+        return await self._reconsider(change, reopened, Moved())
 
-    async def _given_up(
-        self, connection: asyncpg.Connection, head: RunHead, steps: Sequence[str]
-    ) -> list[tuple[str, UUID]]:
-        """Of these steps and their items, the tasks that may have left dead letters."""
-        rows = await connection.fetch(*SQL["given_up"](**head.key, steps=steps))
-        return [(row["step"], row["task_id"]) for row in rows]
+    async def _reconsider(self, change: RunChange, head: RunHead, moved: Moved) -> Moved:
+        connection, ownership, now = change.connection, change.ownership, change.now
+        return await self._steps.reconsider(connection, ownership, head, now, moved)
 
     def _new_steps(
         self,
@@ -357,16 +339,15 @@ async def _reset_rows(
     """Put the rows of steps back, with new tasks where they have had theirs."""
     ordered = sorted(again)
     counts = [counted(definition, step, states, again) for step in ordered]
-    await connection.execute(
-        *SQL["reset_steps"](
-            **head.key,
-            steps=ordered,
-            task_ids=[tasks.get(step) for step in ordered],
-            needed=[len(definition.by_id[step].needs) for step in ordered],
-            finished=[count.finished for count in counts],
-            succeeded=[count.succeeded for count in counts],
-            failed=[count.failed for count in counts],
-        )
+    await SQL["reset_steps"].run(
+        connection,
+        **head.key,
+        steps=ordered,
+        task_ids=[tasks.get(step) for step in ordered],
+        needed=[len(definition.by_id[step].needs) for step in ordered],
+        finished=[count.finished for count in counts],
+        succeeded=[count.succeeded for count in counts],
+        failed=[count.failed for count in counts],
     )
 
 
@@ -381,17 +362,15 @@ async def _reopen(
     """Let a run go on with so many steps `again`. If others remain that failed, it does not fail
     fast once more: what is asked for is done."""
     failed = sum(state.state in LOST for state in kept)
-    row = await connection.fetchrow(
-        *SQL["reopen_run"](
-            **head.key,
-            unfinished=again + sum(not state.over for state in kept),
-            failed=failed,
-            deadline=None if definition.deadline is None else now + definition.deadline,
-            stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
-        )
+    return await SQL["reopen_run"].one(
+        connection,
+        RunHead,
+        **head.key,
+        unfinished=again + sum(not state.over for state in kept),
+        failed=failed,
+        deadline=None if definition.deadline is None else now + definition.deadline,
+        stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
     )
-    assert row is not None, "the caller holds the run"
-    return read_row(RunHead, row)
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:
@@ -413,9 +392,3 @@ def _known(definition: WorkflowDefinition, step: str) -> str:
 
 def _standing(head: RunHead) -> str:
     return "being ended" if head.state == "running" else head.state
-
-
-async def _audit(
-    connection: asyncpg.Connection, actor: str, action: str, head: RunHead, **detail: object
-) -> None:
-    await write_entry(connection, head.tenant_id, actor, action, str(head.id), **detail)

@@ -6,7 +6,7 @@ import msgspec
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step
 from mainspring.domain.workflow.rules import RenderFailed, Scope, StepResult
-from mainspring.store.workflow.step_rows import TOO_LARGE, UNREADABLE
+from mainspring.workflows.results import TOO_LARGE, UNREADABLE
 
 _NOTHING = object()
 """In place of an input that cannot be read."""

@@ -1,4 +1,4 @@
-"""Runs that belong to a task: begun when it starts, found again when it is tried again."""
+"""Runs that belong to a task: begun when it starts, found again when it is retried."""
 
 from collections.abc import Mapping, Sequence
 from uuid import UUID
@@ -8,12 +8,13 @@ import msgspec
 
 from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
-from mainspring.store.workflow.step_rows import Moved, NewRun, RunHead, unreadable
+from mainspring.store.workflow.step_rows import Moved, NewRun, RunHead
 from mainspring.store.workflow.workflow_runs import SQL
 from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
+from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -43,10 +44,11 @@ class TaskRuns:
         found = await self._workflows.get(execution.tenant_id, workflow)
         if found is None:
             return None
-        row = await self._database.fetch_row(
-            *SQL["whose_task"](
-                tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
-            )
+        row = await SQL["whose_task"].record(
+            self._database,
+            tenant_id=execution.tenant_id,
+            task_id=execution.id,
+            fence=execution.fence,
         )
         if row is None:
             return Moved()  # not ours any more
@@ -67,32 +69,29 @@ class TaskRuns:
         try:
             return await self._runs.create(ownership, run)
         except asyncpg.UniqueViolationError:
-            return Moved()  # another try of the task was quicker
+            return Moved()  # another execution of the task was quicker
 
     async def ended(self, tasks: Sequence[Execution]) -> list[tuple[UUID, str]]:
-        """Of the runs of these tasks those that are over, with their states."""
-        rows = await self._database.fetch(
-            *SQL["which_ended"](tenant_ids=[t.tenant_id for t in tasks], ids=[t.id for t in tasks])
+        """Return those of the runs of these tasks that have ended, with their states."""
+        rows = await SQL["which_ended"].fetch(
+            self._database, tenant_ids=[t.tenant_id for t in tasks], ids=[t.id for t in tasks]
         )
         return [(row["id"], row["state"]) for row in rows]
 
-    async def cancel(self, ownership: Ownership, execution: Execution, now: float) -> Moved | None:
-        """The task was asked to cancel: so is its run. None: the try is not the present one, and
-        the run is another's."""
-
-        async def work(connection: asyncpg.Connection) -> Moved | None:
-            row = await connection.fetchrow(
-                *SQL["lock_run"](tenant_id=execution.tenant_id, run_id=execution.id)
-            )
-            task = await connection.fetchrow(
-                *SQL["whose_task"](
-                    tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
-                )
-            )
-            if row is None or task is None or not task["cancel_requested"]:
-                return None
-            return await self._steps.stop_run(
-                connection, ownership, read_row(RunHead, row), "cancel", now
-            )
-
-        return await self._database.transact(work)
+    @transaction
+    async def cancel(
+        self, connection: asyncpg.Connection, ownership: Ownership, execution: Execution, now: float
+    ) -> Moved | None:
+        """Cancel the run of a task that was asked to cancel. None: the execution is not current,
+        and the run is another's."""
+        row = await SQL["lock_run"].record(
+            connection, tenant_id=execution.tenant_id, run_id=execution.id
+        )
+        task = await SQL["whose_task"].record(
+            connection, tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
+        )
+        if row is None or task is None or not task["cancel_requested"]:
+            return None
+        return await self._steps.stop_run(
+            connection, ownership, read_row(RunHead, row), "cancel", now
+        )

@@ -61,7 +61,7 @@ class AuditResource:
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before
         cursor = next_cursor(None if last is None else UUID(int=last))
-        return json_response(wire.AuditPage([_entry_out(entry) for entry in found.entries], cursor))
+        return json_response(wire.AuditPage([_entry_out(entry) for entry in found.items], cursor))
 
 
 def _entry_out(entry: StoredAuditEntry) -> wire.AuditEntryOut:

@@ -40,7 +40,7 @@ class DeadLetterResource:
         page = await self.store.list(
             call.tenant_id, where, before=before, limit=limit, payloads=payloads
         )
-        items = [_dead_letter_out(letter, with_payload=payloads) for letter in page.letters]
+        items = [_dead_letter_out(letter, with_payload=payloads) for letter in page.items]
         return json_response(wire.DeadLetterPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:

@@ -31,8 +31,13 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import AnswerStore, BeforeCommit, Turn, keep_answer
-from mainspring.store.tasks import StoredAnswer
+from mainspring.store.answers import (
+    AnswerStore,
+    BeforeCommit,
+    StoredAnswer,
+    Turn,
+    keep_answer,
+)
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

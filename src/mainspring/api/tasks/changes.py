@@ -29,6 +29,7 @@ from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.wire.tasks import CompleteIn, TaskPatch
 from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
+from mainspring.workflows.task_changes import TaskChanges
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -45,6 +46,7 @@ class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
     tasks: TaskStore
+    changes: TaskChanges
     node: NodePort
     clock: Clock
     patcher: TaskPatcher
@@ -85,7 +87,7 @@ class TaskChangeResource:
 
     async def delete(self, call: TenantCall) -> Response:
         task_id = call.task_id
-        if not await self.tasks.purge(call.tenant_id, task_id, call.actor, call.check_rev):
+        if not await self.changes.purge(call.tenant_id, task_id, call.actor, call.check_rev):
             raise no_such_task(task_id)
         self.node.announce(changed=self.node.ownership().partitions)
         return Response(status_code=204)
@@ -133,7 +135,7 @@ class TaskChangeResource:
             partitions.add(locked.partition)
             return decide(locked)
 
-        decided: bool | _Preview | None = await self.tasks.change(call.tenant_id, task_id, note)
+        decided: bool | _Preview | None = await self.changes.change(call.tenant_id, task_id, note)
         if decided is True:
             self.node.announce(changed=partitions)
         task = await existing_task(self.tasks, call)

@@ -25,7 +25,7 @@ class TaskReading:
         page = await self.tasks.list(
             call.tenant_id, where, before=before, limit=limit, payloads=payloads
         )
-        items = [task_out(task, with_payload=payloads) for task in page.tasks]
+        items = [task_out(task, with_payload=payloads) for task in page.items]
         return json_response(TaskPage(items, next_cursor(page.next_before)))
 
     async def one(self, call: TenantCall) -> Response:

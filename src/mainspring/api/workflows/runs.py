@@ -29,10 +29,11 @@ from mainspring.domain.workflow.states import RunState
 from mainspring.errors import Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.workflow.step_rows import Moved, NewRun, unreadable
+from mainspring.store.workflow.step_rows import Moved, NewRun
 from mainspring.store.workflow.workflow_runs import RunFilter, StoredRun, started_run
 from mainspring.store.workflow.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
+from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 
 _INPUT = msgspec.json.Decoder(dict[str, Raw])
@@ -105,8 +106,7 @@ class RunResource:
         return await self._act(call, self.runs.cancel)
 
     async def pause(self, call: TenantCall) -> Response:
-        run_id = call.id_or(no_such_run)
-        return await self._change(call, run_id, self.runs.pause(call.tenant_id, run_id, call.actor))
+        return await self._act(call, self.runs.pause)
 
     async def resume(self, call: TenantCall) -> Response:
         return await self._act(call, self.runs.resume)
@@ -142,14 +142,10 @@ class RunResource:
         self, call: TenantCall, act: Callable[..., Awaitable[Moved | None]], *step: str
     ) -> Response:
         run_id, ownership = call.id_or(no_such_run), self.node.ownership()
-        change = act(ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step)
-        return await self._change(call, run_id, change)
-
-    async def _change(
-        self, call: TenantCall, run_id: UUID, change: Awaitable[Moved | None]
-    ) -> Response:
         try:
-            moved = await change
+            moved = await act(
+                ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step
+            )
         except StoreUnavailable:
             self.node.mark_stale()
             raise
@@ -166,7 +162,7 @@ class RunResource:
     async def _page(self, call: TenantCall, query: ListQuery[RunFilter]) -> Response:
         where, before, limit, _ = query
         page = await self.runs.page(call.tenant_id, where, before=before, limit=limit)
-        items = [run_summary(run) for run in page.runs]
+        items = [run_summary(run) for run in page.items]
         return json_response(RunPage(items, next_cursor(page.next_before)))
 
     async def _existing(self, tenant_id: int, run_id: UUID) -> StoredRun:

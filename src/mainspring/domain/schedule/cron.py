@@ -263,9 +263,7 @@ def _days(day: str, weekday: str) -> Days:
     )  # fmt: skip
 
 
-def _weekday_sets(
-    text: str,
-) -> tuple[frozenset[int], frozenset[tuple[int, int]], frozenset[int]]:
+def _weekday_sets(text: str) -> tuple[frozenset[int], frozenset[tuple[int, int]], frozenset[int]]:
     plain: set[int] = set()
     nth: set[tuple[int, int]] = set()
     last: set[int] = set()

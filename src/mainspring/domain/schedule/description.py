@@ -20,15 +20,15 @@ _MOST_DATES = 10
 
 
 def describe(definition: ScheduleDefinition) -> str:
-    """One sentence, as a person would say it."""
+    """Return a definition as one English sentence."""
     if definition.interval is not None:
         return f"Every {_duration(definition.interval)}."
     where = "" if definition.timezone == "UTC" else f", {definition.timezone} time"
     if definition.cron is not None:
-        said = _cron(crons.parse(definition.cron))
+        text = _cron(crons.parse(definition.cron))
     else:
-        said = f"by the rule {definition.rrule}"
-    return f"{said[0].upper()}{said[1:]}{where or ', UTC'}."
+        text = f"by the rule {definition.rrule}"
+    return f"{text[0].upper()}{text[1:]}{where or ', UTC'}."
 
 
 def warnings(definition: ScheduleDefinition, table: Timetable, now: float) -> list[str]:

@@ -128,17 +128,17 @@ class ZonedRecurrence:
 
     def _parts(self, after: float, until: float) -> Iterator[Stretch | float]:
         """Stretches of wall time to read, and instants that make up for what a gap swallowed."""
-        backfill_tasks: float | None = None
+        shifted: float | None = None
         for part in self._zone.stretches(after, until, self.policy):
             if isinstance(part, Gap):
                 wall = self.walls.next(part.start)
                 if wall is not None and wall <= part.end:
-                    backfill_tasks = float(part.at)
-                    yield backfill_tasks
-            elif backfill_tasks is not None:
+                    shifted = float(part.at)
+                    yield shifted
+            elif shifted is not None:
                 # The clock's first moment after the gap has fired already.
-                start = max(part.start, wall_at(backfill_tasks, part.offset))
-                backfill_tasks = None
+                start = max(part.start, wall_at(shifted, part.offset))
+                shifted = None
                 if start < part.end:
                     yield part._replace(start=start)
             else:

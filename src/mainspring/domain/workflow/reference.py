@@ -11,7 +11,6 @@ from functools import lru_cache
 
 ROOTS = ("input", "steps", "item", "index")
 STEP_PARTS = ("result", "state", "error")
-LONGEST = 500
 
 # What is between the braces is bounded: otherwise many open braces would cost a search each.
 _TEMPLATE = re.compile(r"\\\{\{|\{\{(?P<path>[^{}]{0,500})\}\}|\{\{")

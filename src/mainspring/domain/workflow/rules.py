@@ -97,12 +97,10 @@ def fanned(instances: Mapping[TaskState, int]) -> TaskState:
     return lost[0] if lost else TaskState.COMPLETED
 
 
-def run_state(
-    steps: Mapping[TaskState, int], *, paused: bool = False, ended: Ended | None = None
-) -> RunState:
+def run_state(steps: Mapping[TaskState, int], *, ended: Ended | None = None) -> RunState:
     """The state of a run, of whose steps so many are in each state."""
     if any(steps.get(state) for state in UNFINISHED):
-        return RunState.PAUSED if paused else RunState.RUNNING
+        return RunState.RUNNING
     if ended is not None and steps.get(TaskState.CANCELLED):
         return RunState.CANCELLED if ended == "cancelled" else RunState.FAILED
     if steps.get(TaskState.FAILED) or steps.get(TaskState.EXPIRED):

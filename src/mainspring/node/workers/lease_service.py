@@ -14,7 +14,6 @@ from uuid import UUID
 import structlog
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.capability import Offer, there_for
 from mainspring.domain.execution import Execution, cannot_be_read, released
 from mainspring.engine.demand import Poll, WorkerSession
@@ -29,8 +28,8 @@ from mainspring.node.workers.mailbox import ExecutionKey, Kind, Mailbox, SlotGra
 from mainspring.node.workers.registry import WorkerRegistry, superseded
 from mainspring.node.workers.remote_workers import RemoteWorkers
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport, WorkerReports
-from mainspring.observe.metrics import Metrics
-from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore, WorkerPick
+from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore
+from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import WorkerStore
 
 log = structlog.get_logger()
@@ -74,24 +73,24 @@ class LeaseService:
 
     def __init__(
         self,
-        config: Config,
         state: NodeState,
         store: LeaseStore,
         recorder: Recorder,
-        metrics: Metrics,
         workers: WorkerStore,
         post: Mailbox,
         expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]],
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = metrics
+        self._metrics = state.metrics
         self._expire_leases = expire_leases
         self._closed = False
-        self._registry = WorkerRegistry(state, workers, self._began, there_for(config.worker_lease))
-        self._reports = WorkerReports(config, state, store, recorder, self._registry)
+        self._registry = WorkerRegistry(
+            state, workers, self._began, there_for(state.config.worker_lease)
+        )
+        self._reports = WorkerReports(state, store, recorder, self._registry)
         self._remote = RemoteWorkers(state, post, self)
         self._background_tasks = BackgroundTasks(of="lease")
         self._waiting: dict[Poll, _OpenPoll] = {}
@@ -102,8 +101,10 @@ class LeaseService:
         self._unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
         """What each worker was answered and did not mention yet: should an answer be lost, it gets
         it again."""
-        metrics.polls_waiting.set_function(lambda: len(self._waiting))
-        metrics.worker_held.set_function(lambda: sum(state.engine.running.by_worker().values()))
+        state.metrics.polls_waiting.set_function(lambda: len(self._waiting))
+        state.metrics.worker_held.set_function(
+            lambda: sum(state.engine.running.by_worker().values())
+        )
 
     # Leases ----------------------------------------------------------------------------------
 

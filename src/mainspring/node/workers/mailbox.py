@@ -1,6 +1,6 @@
 """Messages between nodes about workers: who waits where, and who may claim for whom.
 
-All of them may get lost; then a task waits for the next one, or a lease runs out. They travel by
+All of them may get lost; then a task waits for the next one, or a lease ends unused. They travel by
 way of the database, which every node can reach, and are looked for now and then where no hint to
 look arrives.
 """
@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
-from mainspring.errors import StoreUnavailable
-from mainspring.node.retrying import RETRY_PAUSE, wait_at_most
+from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.state import NodeState
 from mainspring.store.messages import MessageStore
 
@@ -84,8 +83,8 @@ class WorkerRestarted(Struct, tag=True):
 
 
 class InterruptPolls(Struct, tag=True):
-    """Tries that these workers hold were asked to cancel, or were lost because they were silent:
-    let them ask."""
+    """Executions of these workers were asked to cancel, or were lost because they were silent: let
+    them ask."""
 
     holders: list[WorkerSession]
 
@@ -142,32 +141,25 @@ class Mailbox:
         return {"mailbox.send": self._keep_sending, "mailbox.collect": self._keep_collecting}
 
     async def _keep_sending(self) -> None:
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            messages, self._out = self._out, []
-            try:
-                await self._messages.post(messages)
-            except StoreUnavailable as problem:
-                log.warning("messages were not sent", action="mailbox.unsent", problem=str(problem))
+        message = "messages were not sent"
+        await repeat(self._send_some, self._state.metrics, message, action="mailbox.unsent")
+
+    async def _send_some(self) -> None:
+        await self._filled.wait()
+        self._filled.clear()
+        messages, self._out = self._out, []
+        await self._messages.post(messages)
 
     async def _keep_collecting(self) -> None:
-        while True:
-            if not await wait_at_most(self._arrived, self._look_every) and not self.others:
-                continue  # alone: nobody writes
-            self._arrived.clear()
-            try:
-                bodies = await self._messages.collect(self._state.node_id)
-            except StoreUnavailable as problem:
-                log.warning(
-                    "messages were not collected",
-                    action="mailbox.uncollected",
-                    problem=str(problem),
-                )
-                await asyncio.sleep(RETRY_PAUSE)
-                continue
-            for body in bodies:
-                self._open(body)
+        message = "messages were not collected"
+        await repeat(self._collect, self._state.metrics, message, action="mailbox.uncollected")
+
+    async def _collect(self) -> None:
+        if not await wait_at_most(self._arrived, self._look_every) and not self.others:
+            return  # alone: nobody writes
+        self._arrived.clear()
+        for body in await self._messages.collect(self._state.node_id):
+            self._open(body)
 
     def _open(self, body: bytes) -> None:
         try:

@@ -96,7 +96,7 @@ class RemoteWorkers:
     # Where the worker waits ------------------------------------------------------------------
 
     def waits(self, poll: Poll) -> None:
-        """A worker waits here: let those claim for it who said that they have tasks."""
+        """A worker waits here: let nodes claim for it that have tasks."""
         if not self._post.others:
             return
         kind = _kind(poll)

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from mainspring import crash
-from mainspring.config import Config
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError, believed
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.recorder import Recorder
@@ -67,14 +66,9 @@ class WorkerReports:
     """Extends leases and records outcomes on behalf of workers."""
 
     def __init__(
-        self,
-        config: Config,
-        state: NodeState,
-        store: LeaseStore,
-        recorder: Recorder,
-        registry: WorkerRegistry,
+        self, state: NodeState, store: LeaseStore, recorder: Recorder, registry: WorkerRegistry
     ) -> None:
-        self._config = config
+        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder

@@ -8,7 +8,6 @@ matches in no order: it counts only if that is little, and then replaces a long 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 from uuid import UUID
 
 from mainspring.domain.task import TaskState
@@ -22,25 +21,18 @@ MOST = 20_000
 _ALL = f"tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT {MOST}"
 
 
-class Wanted(Protocol):
-    """The part of a filter for which there may be an index."""
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """Which tasks a list shows."""
 
-    @property
-    def state(self) -> str | None: ...
-    @property
-    def queue(self) -> str | None: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def labels(self) -> dict[str, str] | None: ...
-    @property
-    def due_after(self) -> datetime | None: ...
-    @property
-    def due_before(self) -> datetime | None: ...
-    @property
-    def schedule_id(self) -> UUID | None: ...
-    @property
-    def workflow_run_id(self) -> UUID | None: ...
+    state: str | None = None
+    queue: str | None = None
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    due_after: datetime | None = None
+    due_before: datetime | None = None
+    schedule_id: UUID | None = None
+    workflow_run_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +115,13 @@ SHORTCUTS = (_BY_LABEL, _BY_DUE, _RUNNING)
 INDEXES = frozenset(path.index for path in LIST_PATHS + SHORTCUTS if path.index is not None)
 
 
-def paths_of(where: Wanted, ready: frozenset[str]) -> list[ListPath]:
+def paths_of(where: TaskFilter, ready: frozenset[str]) -> list[ListPath]:
     """Return the paths that lead to what a filter wants, by the indexes that are `ready`."""
     found = [path for path in _named(where) if path.index is None or path.index in ready]
     return found or [_EVERYTHING]
 
 
-def shortcuts_of(where: Wanted, ready: frozenset[str]) -> list[ListPath]:
+def shortcuts_of(where: TaskFilter, ready: frozenset[str]) -> list[ListPath]:
     """Return the shortcuts to what a filter wants, by the indexes that are `ready`."""
     found = []
     if where.labels:
@@ -141,7 +133,7 @@ def shortcuts_of(where: Wanted, ready: frozenset[str]) -> list[ListPath]:
     return [path for path in found if path.index is None or path.index in ready]
 
 
-def _named(where: Wanted) -> Iterator[ListPath]:
+def _named(where: TaskFilter) -> Iterator[ListPath]:
     if where.workflow_run_id is not None:
         yield _RUN
     if where.schedule_id is not None:

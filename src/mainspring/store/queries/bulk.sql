@@ -66,5 +66,5 @@ WITH locked AS MATERIALIZED (
 ), woken AS (
     INSERT INTO wakes (partition, tenant_id, task_id) SELECT partition, :tenant_id, id FROM touched
 )
-SELECT (SELECT count(*) FROM ended) AS cancelled, (SELECT count(*) FROM asked) AS cancel_requested,
+SELECT (SELECT count(*) FROM ended) AS ended, (SELECT count(*) FROM asked) AS asked,
     ARRAY(SELECT DISTINCT partition FROM touched) AS partitions;

@@ -69,6 +69,9 @@ SELECT raised.floor, raised.before, (SELECT count(*) FROM buried) AS nodes,
     (SELECT max(epoch) FROM epochs) AS epoch
 FROM raised;
 
+-- name: database_time
+SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
+
 -- name: beat
 -- "I am alive": answers the time only to a node that nobody has declared dead, and that has joined this
 -- very server. Beats that were counted cannot be fewer than before (:beats), unless the database was set back.

@@ -72,7 +72,7 @@ FROM kinds k JOIN dead_letters d ON d.tenant_id = :tenant_id AND d.id = k.exampl
 ORDER BY k.count DESC, k.last_at DESC LIMIT :limit;
 
 -- name: read_letters
--- Letters as they read, the task first; what an older node did not copy is made up for.
+-- Letters as they read, the task first; what an older node did not copy is replaced.
 SELECT id, coalesce(created_at, time_of(id)) AS created_at, coalesce(run_at, died_at) AS run_at,
     coalesce(due_at, died_at) AS due_at, expires_at, picked_at, started_at, died_at AS finished_at,
     coalesce(rev, 1) AS rev, coalesce(fence, 0) AS fence,
@@ -115,11 +115,11 @@ SELECT :tenant_id, :actor, 'dead_letter.archived', id::text FROM archived;
 DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :letter_id RETURNING id;
 
 -- name: count_outcomes
--- How these tasks fare: a try that failed counts, also where another will follow.
+-- How these tasks ended: an execution that failed counts, also where another will follow.
 SELECT
     (SELECT count(*) FROM tasks
-     WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND failures > 0) AS failing,
-    (SELECT count(*) FROM task_history
+     WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND failures > 0)
+    + (SELECT count(*) FROM task_history
      WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND finished_at >= time_of(:first)
        AND state = 'failed') AS failed,
     (SELECT count(*) FROM task_history

@@ -11,9 +11,14 @@ RETURNING name;
 -- name: drop_duties
 DELETE FROM duties WHERE holder = :holder;
 
--- name: allow_clearing
--- Lets the append-only trigger pass, for this transaction.
-SELECT set_config('mainspring.purge', 'on', true);
+-- name: clear_default
+-- Some rows of a default partition that are older than a day.
+WITH gone AS (
+    DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {table} WHERE {column} < :oldest::date LIMIT :limit))
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
 
 -- name: forget_expired_keys
 -- The time is asked for again: a row that was renewed meanwhile must not go with its old place. Only
@@ -71,7 +76,7 @@ WHERE least(revoked_at, expires_at) < clock_timestamp() - :keep_days * interval 
 
 -- name: oldest_transaction
 -- Old snapshots keep dead rows alive and slow every claim down: worth a warning.
-SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age,
+SELECT pid, coalesce(extract(epoch FROM clock_timestamp() - xact_start), 0)::float8 AS age,
     coalesce(application_name, '') AS application
 FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()

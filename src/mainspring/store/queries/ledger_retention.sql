@@ -30,8 +30,18 @@ SELECT EXISTS (SELECT FROM occurrences_default WHERE nominal_at >= :first::times
 -- Lets the ledger's trigger pass lines of schedules that exist, for this transaction.
 SELECT set_config('mainspring.purge', 'on', true), set_config('mainspring.purge_ledger', 'on', true);
 
--- name: allow_purge
-SELECT set_config('mainspring.purge', 'on', true);
+-- name: has_younger
+-- Whether a line of a month was decided since then.
+SELECT EXISTS (SELECT FROM {table} WHERE decided_at >= :oldest::timestamptz);
+
+-- name: clear_table
+-- Some old lines of a partition, the oldest first.
+WITH gone AS (
+    DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {table} WHERE decided_at < :oldest::timestamptz ORDER BY decided_at LIMIT :limit))
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
 
 -- name: deleted_schedule
 SELECT tenant_id, id FROM deleted_schedules ORDER BY id LIMIT 1;
@@ -44,6 +54,10 @@ INSERT INTO deleted_schedules (tenant_id, id) VALUES (:tenant_id, :schedule_id);
 
 -- name: delete_lines
 -- Some lines of a schedule, the oldest first: by its index, however many there are.
-DELETE FROM occurrences WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND nominal_at <= (
-    SELECT max(oldest.nominal_at) FROM (
-        SELECT nominal_at FROM occurrences WHERE schedule_id = :schedule_id ORDER BY nominal_at LIMIT :limit) oldest);
+WITH gone AS (
+    DELETE FROM occurrences WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND nominal_at <= (
+        SELECT max(oldest.nominal_at) FROM (
+            SELECT nominal_at FROM occurrences WHERE schedule_id = :schedule_id ORDER BY nominal_at LIMIT :limit) oldest)
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;

@@ -9,3 +9,11 @@ SELECT pg_notify('mainspring', 'mail:' || node_id) FROM (SELECT DISTINCT node_id
 
 -- name: collect_messages
 DELETE FROM messages WHERE node_id = :node_id RETURNING id, body;
+
+-- name: notify
+-- A hint to look, for whoever listens.
+SELECT pg_notify(:channel, :payload);
+
+-- name: probe
+-- Whether the connection still is one.
+SELECT 1 AS alive;

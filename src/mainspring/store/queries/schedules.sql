@@ -50,7 +50,7 @@ RETURNING rev;
 DELETE FROM schedules WHERE tenant_id = :tenant_id AND id = :schedule_id RETURNING partition;
 
 -- name: list_occurrences
--- Newest first; at one nominal time the backfill before the decision it made up for.
+-- Newest first; at one nominal time the backfill before the decision that it replaces.
 SELECT nominal_at, to_at, pass AS attempt, count, decision, reason, task_id, decided_at
 FROM occurrences
 WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND (nominal_at, pass) < (to_timestamp(:before), :attempt)

@@ -270,7 +270,7 @@ RETURNING r.id;
 SELECT definition FROM workflow_versions WHERE tenant_id = :tenant_id AND name = :workflow AND version = :version;
 
 -- name: lost_steps
--- Of these tries of steps, those that end by being lost: asked to cancel, or poison by the rules of
+-- Of these executions of steps, those that end by being lost: asked to cancel, or poison by the rules of
 -- `outcomes.expire_leases` (:count_crash: those that a worker got, :presumed: those that are taken to have begun).
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
@@ -338,9 +338,6 @@ WITH held AS (
     RETURNING t.partition, t.tenant_id, t.id
 )
 INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING partition;
-
--- name: now
-SELECT extract(epoch FROM clock_timestamp())::float8;
 
 -- name: finish_fast
 -- Ends of steps in runs where that leaves nothing to decide: nothing has failed or was cancelled,

@@ -20,6 +20,10 @@ WHERE c.relkind = 'r' AND c.relname ~ ('^' || :table || '_d[0-9]{8}$')
   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::regclass) AND NOT c.relispartition
 ORDER BY c.relname;
 
+-- name: allow_purge
+-- Lets the append-only trigger pass, for this transaction.
+SELECT set_config('mainspring.purge', 'on', true);
+
 -- name: home
 -- The schema our tables are in. Not the current one: that may be another's by now.
 SELECT quote_ident(n.nspname) AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

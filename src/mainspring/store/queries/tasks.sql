@@ -105,7 +105,7 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
 FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id;
 
 -- name: running_task
--- The present try of a running task, as its claim returned it.
+-- The current execution of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_end, spec, payload,
@@ -160,10 +160,6 @@ DELETE FROM task_logs WHERE tenant_id = :tenant_id AND task_id = :task_id;
 
 -- name: purge_dead_letter
 DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :task_id;
-
--- name: allow_purge
--- Lets the append-only trigger pass, for this transaction.
-SELECT set_config('mainspring.purge', 'on', true);
 
 -- name: list_executions
 -- Of a task that was tried once its history says how late that was.

@@ -81,8 +81,14 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'tasks'::r
   AND c.relname NOT IN ('audit', 'departed_tenants')
 ORDER BY c.relname;
 
--- name: allow_purge
-SELECT set_config('mainspring.purge', 'on', true);
+-- name: clear_table
+-- Some rows of a tenant, which may lie in several partitions. The table's name is the catalogue's own word.
+WITH gone AS (
+    DELETE FROM {table} WHERE tenant_id = :tenant_id AND (tableoid, ctid) IN (
+        SELECT tableoid, ctid FROM {table} WHERE tenant_id = :tenant_id LIMIT :limit)
+    RETURNING 1
+)
+SELECT count(*) AS gone FROM gone;
 
 -- name: forget_tenant
 DELETE FROM departed_tenants WHERE tenant_id = :tenant_id;

@@ -18,7 +18,7 @@ WHERE excluded.incarnation <> ALL (w.former)
 RETURNING cardinality(former) > 0 AS replaced;
 
 -- name: touch_workers
--- Workers that were heard of, with what they said and did since the last time. What a process offers
+-- Workers that were heard of, with what they offered and did since the last time. What a process offers
 -- adds up, whichever of its lanes asked at whichever node, to lists of :most_names names at most.
 UPDATE workers w
 SET seen_at = clock_timestamp(),
@@ -68,7 +68,7 @@ WHERE n.state = 'active' AND n.heartbeat_at > clock_timestamp() - :alive_within 
 ORDER BY n.id LIMIT 1000;
 
 -- name: add_logs
--- Lines of tries that there were, up to :most of a task and :more_errors errors beyond: whoever said much must not lose
+-- Lines of executions that exist, up to :most of a task and :more_errors errors beyond: whoever logged much must not lose
 -- its last words. Those of one task come in the order of the arrays.
 WITH line AS (
     SELECT * FROM unnest(:task_ids::uuid[], :fences::integer[], :at::float8[], :levels::text[], :messages::text[])

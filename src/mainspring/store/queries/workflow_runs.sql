@@ -38,8 +38,8 @@ SELECT tenant_id, id, workflow, version, state, stopping, unfinished, failed FRO
 WHERE tenant_id = :tenant_id AND id = :run_id FOR NO KEY UPDATE;
 
 -- name: all_steps
-SELECT step, item, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = :fail_fast, false) AS left_out
-FROM workflow_steps WHERE tenant_id = :tenant_id AND run_id = :run_id;
+SELECT step, state, waived, state = 'skipped' AND coalesce(error ->> 'code' = :fail_fast, false) AS left_out
+FROM workflow_steps WHERE tenant_id = :tenant_id AND run_id = :run_id AND item = :itself;
 
 -- name: given_up
 -- The tasks of steps and of their items that may have left dead letters.
@@ -71,7 +71,7 @@ WHERE tenant_id = :tenant_id AND id = :run_id
 RETURNING tenant_id, id, workflow, version, state, stopping, unfinished, failed;
 
 -- name: waive
--- A step that ended is skipped by hand: those after it see a success.
+-- A step that ended is skipped by a caller: those after it see a success.
 UPDATE workflow_steps SET state = 'skipped', waived = true
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item = -1;
 
@@ -83,12 +83,13 @@ WITH old AS (
     ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), steps AS (
     DELETE FROM workflow_steps s USING old WHERE s.tenant_id = old.tenant_id AND s.run_id = old.id
+), gone AS (
+    DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id RETURNING 1
 )
-DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id = old.id
-RETURNING r.id;
+SELECT count(*) AS gone FROM gone;
 
 -- name: whose_task
--- A task whose present try this is: the schedule it belongs to, and whether it shall stop.
+-- A task whose current execution this is: the schedule it belongs to, and whether it shall stop.
 SELECT schedule_id, extract(epoch FROM nominal_at)::float8 AS nominal, cancel_requested FROM tasks
 WHERE tenant_id = :tenant_id AND id = :task_id AND fence = :fence AND state = 'running';
 

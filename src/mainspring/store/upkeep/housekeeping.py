@@ -1,6 +1,8 @@
-"""Keeping house in the database: partitions of history ahead of time, and what is old out."""
+"""Upkeep of the database: partitions of history are made ahead of time, and old rows removed."""
 
 from datetime import date, timedelta
+from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -11,27 +13,33 @@ from mainspring.store.tenants import TenantStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention
 from mainspring.store.upkeep.planner import analyze_if_grown
 from mainspring.store.upkeep.table_changes import (
-    BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
     InUse,
+    NewPartition,
     Round,
     TableChanges,
+    in_batches,
 )
+from mainspring.store.upkeep.table_changes import SQL as TABLES
 from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
 
-PARTITIONED = {
-    "task_history": "finished_at",
-    "executions": "finished_at",
-    "task_logs": "logged_at",
-}
+PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
 """Tables that come in partitions of a day, and the column that says which. The ledger of
 occurrences has partitions of its own kind: see `ledger_retention`."""
 _LONGEST_BUILD = 3600.0
-_GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidObjectDefinitionError)
 """Seconds that it may take to build an index of one partition."""
+_GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidObjectDefinitionError)
+
+
+class OldTransaction(NamedTuple):
+    """The transaction with the oldest snapshot: dead rows stay until it ends."""
+
+    pid: int
+    age: float
+    application: str
 
 
 class HousekeepingStore:
@@ -44,36 +52,24 @@ class HousekeepingStore:
 
     async def hold_duty(self, node_id: UUID, lease: float, duty: str = "housekeeping") -> bool:
         """Become, or stay, the one node that does this."""
-        row = await self._database.fetch_row(
-            *SQL["hold_duty"](duty=duty, holder=node_id, lease=lease)
-        )
-        return row is not None
+        return await SQL["hold_duty"].found(self._database, duty=duty, holder=node_id, lease=lease)
 
     async def drop_duties(self, node_id: UUID) -> None:
         """Let another node take over at once."""
-        await self._database.fetch(*SQL["drop_duties"](holder=node_id))
+        await SQL["drop_duties"].run(self._database, holder=node_id)
 
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """A partition per day and table, from today on. Where rows of a day lie in the default
-        partition already (nobody kept house for a while), they stay there."""
-        today, home, made = await self._tables.today(), await self._tables.home(), Round()
+        """Make a partition per day and table, from today on. Where rows of a day lie in the default
+        partition already (no housekeeping for a while), they stay there."""
+        today, made = await self._tables.today(), Round()
+        days = [today + timedelta(offset) for offset in range(days_ahead + 1)]
         for table in PARTITIONED:
             there = set(await self._tables.names("list_partitions", table))
-            days = [today + timedelta(offset) for offset in range(days_ahead + 1)]
-            missing = [day for day in days if _name(table, day) not in there]
-            if missing and await self._tables.default_size(table) > largest_default:
-                made.postponed[table] = "its default partition is too large to be looked through"
-                continue
-            for day in missing:
-                try:
-                    name, following = _name(table, day), day + timedelta(1)
-                    if await self._tables.make_partition(table, f"{home}.{name}", day, following):
-                        made.done.append(name)
-                except InUse as problem:
-                    made.postponed[table] = str(problem)
-                    break
+            every = [NewPartition(_name(table, day), day, day + timedelta(1)) for day in days]
+            missing = [partition for partition in every if partition.name not in there]
+            await self._tables.make_partitions(table, missing, largest_default, made)
         return made
 
     async def build_indexes(self) -> Round:
@@ -81,7 +77,7 @@ class HousekeepingStore:
         them. Whoever does this locks the table against others who would do the same, so that what
         is half built and not locked was left behind."""
         home, made = await self._tables.home(), Round()
-        for row in await self._database.fetch(*SQL["missing_indexes"](tables=list(PARTITIONED))):
+        for row in await SQL["missing_indexes"].fetch(self._database, tables=list(PARTITIONED)):
             try:
                 await self._build_index(home, row)
                 made.done.append(row["name"])
@@ -89,7 +85,7 @@ class HousekeepingStore:
                 made.postponed[row["name"]] = str(problem)
             except _GONE as problem:
                 made.postponed[row["name"]] = f"its partition is gone: {problem}"
-        for row in await self._database.fetch(*SQL["unfinished_indexes"](tables=list(PARTITIONED))):
+        for row in await SQL["unfinished_indexes"].fetch(self._database, tables=list(PARTITIONED)):
             await self._attach(row["index"], row["part"])
             made.done.append(row["index"])
         return made
@@ -120,79 +116,52 @@ class HousekeepingStore:
         return retired
 
     async def clear_defaults(self, keep_days: int, batch: int = 10_000) -> int:
-        """What landed in a default partition, because nobody kept house, goes row by row; return
-        how many rows went."""
+        """Delete old rows of the default partitions, where they land if none was made in time;
+        return how many rows went."""
         oldest = await self._tables.today() - timedelta(keep_days)
         cleared = 0
         for table, column in PARTITIONED.items():
-            statement = _clear_statement(f"{table}_default", column)
-
-            async def work(connection: asyncpg.Connection, statement: str = statement) -> int:
-                await connection.execute(*SQL["allow_clearing"]())
-                status = await connection.execute(statement, oldest, batch)
-                return int(status.rpartition(" ")[2])
-
-            for _ in range(BATCHES):
-                gone = await self._database.transact(work)
-                cleared += gone
-                if gone < batch:
-                    break
+            clear = SQL["clear_default"].filled(table=f"{table}_default", column=column)
+            cleared += await self._tables.clear(TABLES["allow_purge"], clear, oldest, batch)
         return cleared
 
     async def forget_expired(self, batch: int = 10_000) -> int:
-        """Idempotency keys and effects past their time, and events that nobody took: in turns,
-        until there are none; return how many rows went."""
-        kinds = ["forget_expired_keys", "forget_expired_effects", "forget_old_events"]
-        forgotten = 0
-        for _ in range(BATCHES):
-            gone = {kind: await self._forget(kind, batch) for kind in kinds}
-            forgotten += sum(gone.values())
-            kinds = [kind for kind in kinds if gone[kind] == batch]
-            if not kinds:
-                break
-        return forgotten
+        """Delete idempotency keys and effects that expired, and events that nobody took; return how
+        many rows went."""
+        return sum(
+            [
+                await in_batches(partial(SQL[kind].value, self._database, int, limit=batch), batch)
+                for kind in ("forget_expired_keys", "forget_expired_effects", "forget_old_events")
+            ]
+        )
 
     async def forget_gone(self) -> None:
-        """Nodes and workers that are long gone, and what they left to each other."""
-        await self._database.fetch(*SQL["forget_dead_nodes"]())
-        await self._database.fetch(*SQL["forget_gone_workers"]())
-        await self._database.fetch(*SQL["forget_gone_leases"]())
-        await self._database.fetch(*SQL["forget_old_messages"]())
+        """Delete nodes and workers that are long gone, and what they left behind."""
+        await SQL["forget_dead_nodes"].run(self._database)
+        await SQL["forget_gone_workers"].run(self._database)
+        await SQL["forget_gone_leases"].run(self._database)
+        await SQL["forget_old_messages"].run(self._database)
 
     async def forget_old_keys(self, keep_days: int) -> None:
-        """API keys that were revoked or ran out so many days ago."""
-        await self._database.fetch(*SQL["forget_old_keys"](keep_days=keep_days))
+        """Delete API keys that were revoked or expired so many days ago."""
+        await SQL["forget_old_keys"].run(self._database, keep_days=keep_days)
 
     async def forget_runs(self, keep_days: int, batch: int = 1000) -> int:
-        """Runs of workflows that ended so many days ago, with their steps; return how many."""
-        gone = 0
-        for _ in range(BATCHES):
-            rows = await self._database.fetch(
-                *RUNS["delete_old_runs"](keep_days=keep_days, limit=batch)
-            )
-            gone += len(rows)
-            if len(rows) < batch:
-                break
-        return gone
+        """Delete runs that ended so many days ago, with their steps; return how many."""
+        delete = partial(RUNS["delete_old_runs"].value, self._database, int)
+        return await in_batches(partial(delete, keep_days=keep_days, limit=batch), batch)
 
-    async def clear_departed(self, rounds: int = 100) -> int:
-        """What tenants that are gone left behind, in small steps; return how many rows went."""
-        tenants, cleared = TenantStore(self._database), 0
-        for _ in range(rounds):
-            gone = await tenants.clear()
-            if not gone:
-                break
-            cleared += gone
-        return cleared
+    async def clear_departed(self) -> int:
+        """Delete what departed tenants left behind, in small steps; return how many rows went."""
+        return await in_batches(TenantStore(self._database).clear, 1)
 
     async def analyze_if_grown(self) -> bool:
         """Analyze the table of tasks if it grew row by row; return whether it did."""
         return await analyze_if_grown(self._database)
 
-    async def oldest_transaction(self) -> tuple[int, float, str] | None:
-        """Who holds the oldest snapshot: (pid, age in seconds, application)."""
-        row = await self._database.fetch_row(*SQL["oldest_transaction"]())
-        return None if row is None else (row["pid"], row["age"] or 0.0, row["application"])
+    async def oldest_transaction(self) -> OldTransaction | None:
+        """Return the transaction with the oldest snapshot, and its age in seconds."""
+        return await SQL["oldest_transaction"].row(self._database, OldTransaction)
 
     async def _old(self, statement: str, table: str, oldest: date) -> list[str]:
         names = await self._tables.names(statement, table)
@@ -202,18 +171,6 @@ class HousekeepingStore:
         for name in await self._old("list_partitions", table, oldest):
             await self._tables.alter(f"ALTER TABLE {table} DETACH PARTITION {name}")
 
-    async def _forget(self, kind: str, batch: int) -> int:
-        row = await self._database.fetch_row(*SQL[kind](limit=batch))
-        assert row is not None
-        return int(row["gone"])
-
 
 def _name(table: str, day: date) -> str:
     return f"{table}_d{day:%Y%m%d}"
-
-
-def _clear_statement(table: str, column: str) -> str:
-    return f"""
-        DELETE FROM {table} WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {table} WHERE {column} < $1::date LIMIT $2))
-    """

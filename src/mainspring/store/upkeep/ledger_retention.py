@@ -14,15 +14,18 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.named_sql import Queryable
 from mainspring.store.upkeep.table_changes import (
     BATCHES,
     LARGEST_DEFAULT,
     ArchiveHook,
     InUse,
+    NewPartition,
     Round,
     TableChanges,
 )
+from mainspring.store.upkeep.table_changes import SQL as TABLES
 
 SQL = queries.load("ledger_retention")
 
@@ -42,22 +45,14 @@ class LedgerRetention:
     ) -> Round:
         """Make a partition per month from this one on, for what no partition covers yet. Where
         lines of a month lie in the default partition already, they stay there."""
-        today, home, made = await self._tables.today(), await self._tables.home(), Round()
-        covered = await self._covered_to()
+        today, made = await self._tables.today(), Round()
+        covered = await SQL["covered_to"].value_or_none(self._database, date)
+        missing: list[NewPartition] = []
         for month, end in _months(today, today + timedelta(days_ahead)):
             first = month if covered is None else max(month, covered)
-            if first >= end or await self._in_default(first, end):
-                continue
-            if await self._tables.default_size(_LEDGER) > largest_default:
-                made.postponed[_LEDGER] = "its default partition is too large to be looked through"
-                break
-            name = _name(month)
-            try:
-                if await self._tables.make_partition(_LEDGER, f"{home}.{name}", first, end):
-                    made.done.append(name)
-            except InUse as problem:
-                made.postponed[_LEDGER] = str(problem)
-                break
+            if first < end and not await self._in_default(first, end):
+                missing.append(NewPartition(_name(month), first, end))
+        await self._tables.make_partitions(_LEDGER, missing, largest_default, made)
         return made
 
     async def retire_partitions(self, keep_days: int, archive: ArchiveHook | None = None) -> Round:
@@ -66,7 +61,7 @@ class LedgerRetention:
         oldest, retired = await self._oldest(keep_days), Round()
         try:
             for name in await self._old("ledger_partitions", oldest):
-                if not await self._has_younger(name, oldest):
+                if not await _has_younger(self._database, name, oldest):
                     await self._detach(name, oldest)
         except InUse as problem:
             retired.postponed[_LEDGER] = str(problem)
@@ -80,7 +75,7 @@ class LedgerRetention:
         cleared = await self._clear_table(_DEFAULT, oldest, batch)
         for name in await self._old("ledger_partitions", oldest):
             # Any other month leaves as a whole, through the archive.
-            if await self._has_younger(name, oldest):
+            if await _has_younger(self._database, name, oldest):
                 cleared += await self._clear_table(name, oldest, batch)
         return cleared
 
@@ -88,65 +83,46 @@ class LedgerRetention:
         """Delete lines of schedules that were deleted; return how many lines were deleted."""
         cleared = 0
         for _ in range(BATCHES):
-            row = await self._database.fetch_row(*SQL["deleted_schedule"]())
+            row = await SQL["deleted_schedule"].record(self._database)
             if row is None:
                 break
             cleared += await self._clear_schedule(row, batch)
         return cleared
 
-    async def _clear_schedule(self, row: asyncpg.Record, batch: int) -> int:
-        async def work(connection: asyncpg.Connection) -> int:
-            gone = await _delete_lines(connection, row["tenant_id"], row["id"], batch)
-            if gone < batch:
-                await connection.execute(*SQL["forget_schedule"](schedule_id=row["id"]))
-            return gone
-
-        return await self._database.transact(work)
+    @transaction
+    async def _clear_schedule(
+        self, connection: asyncpg.Connection, row: asyncpg.Record, batch: int
+    ) -> int:
+        gone = await _delete_lines(connection, row["tenant_id"], row["id"], batch)
+        if gone < batch:
+            await SQL["forget_schedule"].run(connection, schedule_id=row["id"])
+        return gone
 
     async def _clear_table(self, table: str, oldest: datetime, batch: int) -> int:
-        async def work(connection: asyncpg.Connection) -> int:
-            await connection.execute(*SQL["allow_clearing"]())
-            status = await connection.execute(_clear_statement(table), oldest, batch)
-            return _rows(status)
-
-        cleared = 0
-        for _ in range(BATCHES):
-            gone = await self._database.transact(work)
-            cleared += gone
-            if gone < batch:
-                break
-        return cleared
+        clear = SQL["clear_table"].filled(table=table)
+        return await self._tables.clear(SQL["allow_clearing"], clear, oldest, batch)
 
     async def _detach(self, name: str, oldest: datetime) -> None:
         """Detach a month, unless a line was decided in it while we waited for the lock."""
 
         async def work(connection: asyncpg.Connection) -> None:
             await connection.execute(f"ALTER TABLE {_LEDGER} DETACH PARTITION {name}")
-            if await connection.fetchval(_younger_statement(name), oldest):
+            if await _has_younger(connection, name, oldest):
                 raise InUse("a line of it was decided just now")
 
         await self._tables.transact(work)
 
-    async def _has_younger(self, name: str, oldest: datetime) -> bool:
-        row = await self._database.fetch_row(_younger_statement(name), oldest)
-        return row is not None and bool(row[0])
-
     async def _in_default(self, first: date, end: date) -> bool:
-        row = await self._database.fetch_row(
-            *SQL["in_default"](first=_midnight(first), end=_midnight(end))
+        return await SQL["in_default"].value(
+            self._database, bool, first=_midnight(first), end=_midnight(end)
         )
-        return row is not None and bool(row[0])
-
-    async def _covered_to(self) -> date | None:
-        row = await self._database.fetch_row(*SQL["covered_to"]())
-        return None if row is None else row["covered_to"]
 
     async def _oldest(self, keep_days: int) -> datetime:
         return _midnight(await self._tables.today() - timedelta(keep_days))
 
     async def _old(self, statement: str, oldest: datetime) -> list[str]:
         """Return the names of months that ended before that time."""
-        rows = await self._database.fetch(*SQL[statement]())
+        rows = await SQL[statement].fetch(self._database)
         return [row["name"] for row in rows if _month_in(row["name"]) < f"{oldest:%Y%m}"]
 
 
@@ -156,18 +132,16 @@ async def delete_ledger(
     """Delete the lines of a schedule that this transaction deleted. If there are many,
     housekeeping deletes the rest."""
     if await _delete_lines(connection, tenant_id, schedule_id, batch) >= batch:
-        await connection.execute(*SQL["note_deleted"](tenant_id=tenant_id, schedule_id=schedule_id))
+        await SQL["note_deleted"].run(connection, tenant_id=tenant_id, schedule_id=schedule_id)
 
 
 async def _delete_lines(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, batch: int
 ) -> int:
     """Delete lines of a deleted schedule, the oldest first; fewer than `batch` are the last."""
-    await connection.execute(*SQL["allow_purge"]())
-    return _rows(
-        await connection.execute(
-            *SQL["delete_lines"](tenant_id=tenant_id, schedule_id=schedule_id, limit=batch)
-        )
+    await TABLES["allow_purge"].run(connection)
+    return await SQL["delete_lines"].value(
+        connection, int, tenant_id=tenant_id, schedule_id=schedule_id, limit=batch
     )
 
 
@@ -191,17 +165,5 @@ def _midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def _rows(status: str) -> int:
-    return int(status.rpartition(" ")[2])
-
-
-def _younger_statement(table: str) -> str:
-    return f"SELECT EXISTS (SELECT FROM {table} WHERE decided_at >= $1::timestamptz)"
-
-
-def _clear_statement(table: str) -> str:
-    return f"""
-        DELETE FROM {table} WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {table} WHERE decided_at < $1::timestamptz
-            ORDER BY decided_at LIMIT $2))
-    """
+async def _has_younger(on: Queryable, month: str, oldest: datetime) -> bool:
+    return await SQL["has_younger"].filled(table=month).value(on, bool, oldest=oldest)

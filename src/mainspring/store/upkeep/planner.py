@@ -17,11 +17,10 @@ async def analyze_if_grown(database: Database, added: int = 0) -> bool:
     because `added` rows just came. Return whether that helped."""
     if not await _is_stale(database, added):
         return False
-    await database.fetch(*SQL["analyze_now"]())
+    await SQL["analyze_now"].run(database)
     # It is no error if that did nothing: vacuum is at work, or another role owns the table.
     return not await _is_stale(database, added)
 
 
 async def _is_stale(database: Database, added: int) -> bool:
-    row = await database.fetch_row(*SQL["statistics_are_stale"](added=added))
-    return row is not None and bool(row["stale"])
+    return bool(await SQL["statistics_are_stale"].value_or_none(database, bool, added=added))

@@ -1,14 +1,16 @@
 """Changes of tables that others use at the same time: partitions made and dropped."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.named_sql import Statement
 
 SQL = queries.load("table_changes")
 T = TypeVar("T")
@@ -41,6 +43,26 @@ class InUse(Exception):
     """A table could not be changed for now."""
 
 
+class NewPartition(NamedTuple):
+    """A partition to be made, for [first, end)."""
+
+    name: str
+    first: date
+    end: date
+
+
+async def in_batches(step: Callable[[], Awaitable[int]], batch: int) -> int:
+    """Repeat a step that removes at most `batch` rows until it removes fewer; return how many rows
+    went."""
+    total = 0
+    for _ in range(BATCHES):
+        gone = await step()
+        total += gone
+        if gone < batch:
+            break
+    return total
+
+
 class TableChanges:
     """Statements that change tables, none of which makes others wait for long."""
 
@@ -48,37 +70,53 @@ class TableChanges:
         self._database = database
 
     async def today(self) -> date:
-        row = await self._database.fetch_row(*SQL["today"]())
-        assert row is not None
-        today: date = row["today"]
-        return today
+        return await SQL["today"].value(self._database, date)
 
     async def home(self) -> str:
-        row = await self._database.fetch_row(*SQL["home"]())
-        assert row is not None
-        home: str = row["name"]
-        return home
+        return await SQL["home"].value(self._database, str)
 
     async def names(self, statement: str, table: str) -> list[str]:
-        return [row["name"] for row in await self._database.fetch(*SQL[statement](table=table))]
+        return [row["name"] for row in await SQL[statement].fetch(self._database, table=table)]
 
-    async def default_size(self, table: str) -> int:
-        row = await self._database.fetch_row(*SQL["default_size"](table=table))
-        assert row is not None
-        return int(row["bytes"])
-
-    async def make_partition(self, table: str, name: str, first: date, end: date) -> bool:
-        """Make a partition for [first, end); False where rows of that time lie in the default
-        partition already, or another partition covers some of it."""
+    async def make_partitions(
+        self, table: str, missing: Sequence[NewPartition], largest_default: int, made: Round
+    ) -> None:
+        """Make the partitions that a table lacks. One is left out where rows of its time lie in the
+        default partition already, or another partition covers some of it."""
+        if not missing:
+            return
+        home = await self.home()
+        size = await SQL["default_size"].value(self._database, int, table=table)
+        if size > largest_default:
+            made.postponed[table] = "its default partition is too large to be looked through"
+            return
         try:
-            await self.alter(
-                f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF {table} "
-                f"FOR VALUES FROM ('{first}T00:00:00Z') TO ('{end}T00:00:00Z') "
-                f"WITH ({_ANALYZE_SELDOM})"
-            )
-        except (asyncpg.CheckViolationError, asyncpg.InvalidObjectDefinitionError):
-            return False
-        return True
+            for name, first, end in missing:
+                with suppress(asyncpg.CheckViolationError, asyncpg.InvalidObjectDefinitionError):
+                    await self.alter(
+                        f"CREATE TABLE IF NOT EXISTS {home}.{name} PARTITION OF {table} "
+                        f"FOR VALUES FROM ('{first}T00:00:00Z') TO ('{end}T00:00:00Z') "
+                        f"WITH ({_ANALYZE_SELDOM})"
+                    )
+                    made.done.append(name)
+        except InUse as problem:
+            made.postponed[table] = str(problem)
+
+    async def clear(self, allow: Statement, clear: Statement, oldest: date, batch: int) -> int:
+        """Delete old rows of a table, some at a time; return how many rows were deleted."""
+        return await in_batches(lambda: self._clear_some(allow, clear, oldest, batch), batch)
+
+    @transaction
+    async def _clear_some(
+        self,
+        connection: asyncpg.Connection,
+        allow: Statement,
+        clear: Statement,
+        oldest: date,
+        batch: int,
+    ) -> int:
+        await allow.run(connection)
+        return await clear.value(connection, int, oldest=oldest, limit=batch)
 
     async def drop_detached(
         self, names: list[str], archive: ArchiveHook | None, retired: Round
@@ -97,20 +135,15 @@ class TableChanges:
 
     async def alter(self, statement: str) -> None:
         """Change a table, unless somebody uses it who does not stop to."""
+        await self.transact(lambda connection: connection.execute(statement))
 
-        async def work(connection: asyncpg.Connection) -> None:
-            await connection.execute(statement)
-
-        await self.transact(work)
-
-    async def transact(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+    @transaction
+    async def transact(
+        self, connection: asyncpg.Connection, work: Callable[[asyncpg.Connection], Awaitable[T]]
+    ) -> T:
         """A transaction that changes tables, unless somebody uses them who does not stop to."""
-
-        async def briefly(connection: asyncpg.Connection) -> T:
-            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
-            try:
-                return await work(connection)
-            except asyncpg.LockNotAvailableError:
-                raise InUse("somebody else uses it") from None
-
-        return await self._database.transact(briefly)
+        await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+        try:
+            return await work(connection)
+        except asyncpg.LockNotAvailableError:
+            raise InUse("somebody else uses it") from None

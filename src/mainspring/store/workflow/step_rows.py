@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, TaskError
-from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
@@ -18,23 +15,6 @@ from mainspring.postgres.database import sparse
 
 ITSELF = -1
 """The `item` of a step's own row; its items count from 0."""
-
-TOO_LARGE = "result-too-large"
-"""The error of a step whose result was not kept for those after it."""
-UNREADABLE = "result-unreadable"
-"""The same for a result that is no JSON that we can read."""
-MOST_RESULT = 2**18
-"""Maximum bytes of a result that is kept for the steps that follow."""
-
-
-def unreadable(given: bytes) -> str | None:
-    """Why an input cannot be given to a run: templates and conditions look into it, so it must be
-    readable to its depths."""
-    try:
-        msgspec.json.decode(given)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return str(error)[:200]
-    return None
 
 
 class Ended(NamedTuple):
@@ -160,7 +140,7 @@ class NewStep(NamedTuple):
 
 @dataclass(slots=True)
 class Moved:
-    """What a transaction did, for telling those whom it concerns."""
+    """What a transaction did, for announcing it."""
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
@@ -170,7 +150,6 @@ class Moved:
     """Partitions whose owners have wake rows to look at, whoever they are."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
-    skipped: int = 0
 
     def count_end(self, state: RunState) -> None:
         """A run ended."""
@@ -181,31 +160,6 @@ def place_of(label: str) -> tuple[str, int]:
     """The step and the item that a task says it is."""
     step, _, item = label.partition("[")
     return step, int(item[:-1]) if item else ITSELF
-
-
-def ended_of(finish: Finish) -> Ended:
-    """The end of a step, as its executor reported it."""
-    report = finish.report
-    execution = report.execution
-    assert execution.workflow_run_id is not None
-    assert execution.step is not None
-    step, item = place_of(execution.step)
-    result, error = report.result, report.error
-    if result is not None and len(result) > MOST_RESULT:
-        text = f"the result has {len(result)} bytes; {MOST_RESULT} are kept for other steps"
-        result, error = None, error or TaskError(TOO_LARGE, text)
-    return Ended(
-        execution.tenant_id,
-        execution.workflow_run_id,
-        step,
-        finish.state,
-        item,
-        report.started,
-        report.finished,
-        execution.attempt,
-        result,
-        error,
-    )
 
 
 def note_arguments(ended: Sequence[Ended]) -> dict[str, object]:

@@ -3,18 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
-from mainspring.postgres.rows import read_rows
+from mainspring.postgres.named_sql import Queryable
 from mainspring.store.task_refs import owner_of
 from mainspring.store.upkeep.planner import BULK_ROWS
 from mainspring.store.upkeep.planner import SQL as PLANNER
@@ -50,24 +48,24 @@ class StepTasks:
         ordered = sorted(starts, key=lambda s: (s.run.tenant_id, s.run.id, s.step.id))
         per_run = Counter(start.run.id for start in starts)
         made = [start.template for start in ordered]
-        rows = await connection.fetch(
-            *SQL["release"](
-                **owner_of(ownership),
-                tenant_ids=[s.run.tenant_id for s in ordered],
-                run_ids=[s.run.id for s in ordered],
-                steps=[s.step.id for s in ordered],
-                due=[s.due for s in ordered],
-                wide=[per_run[s.run.id] > FEW for s in ordered],
-                specs=sparse([t and t.spec.encode() for t in made]),
-                payloads=sparse([t and t.payload.encode() for t in made]),
-                capabilities=sparse([t and t.capability for t in made]),
-                concurrency_keys=sparse([t and t.concurrency_key for t in made]),
-                names=sparse([t and t.name for t in made]),
-                labels=sparse([t and t.labels for t in made]),
-            )
+        released = await SQL["release"].rows(
+            connection,
+            TaskRow,
+            **owner_of(ownership),
+            tenant_ids=[s.run.tenant_id for s in ordered],
+            run_ids=[s.run.id for s in ordered],
+            steps=[s.step.id for s in ordered],
+            due=[s.due for s in ordered],
+            wide=[per_run[s.run.id] > FEW for s in ordered],
+            specs=sparse([t and t.spec.encode() for t in made]),
+            payloads=sparse([t and t.payload.encode() for t in made]),
+            capabilities=sparse([t and t.capability for t in made]),
+            concurrency_keys=sparse([t and t.concurrency_key for t in made]),
+            names=sparse([t and t.name for t in made]),
+            labels=sparse([t and t.labels for t in made]),
         )
-        moved.rows += read_rows(TaskRow, rows)
-        await _analyze_if_grown(connection, len(rows))
+        moved.rows += released
+        await _analyze_if_grown(connection, len(released))
 
     async def fan_out(
         self,
@@ -80,8 +78,8 @@ class StepTasks:
         """One task per item of a step's list, but for those that are done; the step's own waits to
         join them. Return whether all are done."""
         head, step, due = start.run, start.step, start.due
-        expanded = await connection.fetchrow(
-            *SQL["expand"](**head.key, step=step.id, needed=len(made), due=due)
+        expanded = await SQL["expand"].record(
+            connection, **head.key, step=step.id, needed=len(made), due=due
         )
         if expanded is None or not made:
             return False
@@ -107,12 +105,10 @@ class StepTasks:
         if not leaving:
             return []
         ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        rows = await connection.fetch(*SQL["end_tasks"](**end_arguments(ordered)))
+        rows = await SQL["end_tasks"].fetch(connection, **end_arguments(ordered))
         moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
         gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
-        ended = [e for e in ordered if (e.run_id, e.step, e.item) in gone]
-        moved.skipped += sum(e.state is TaskState.SKIPPED for e in ended)
-        return ended
+        return [e for e in ordered if (e.run_id, e.step, e.item) in gone]
 
     async def add(
         self,
@@ -124,9 +120,9 @@ class StepTasks:
     ) -> list[TaskRow]:
         """Insert rows and tasks of steps, of a new run with the run itself; return the tasks that
         are scheduled at once."""
-        rows = await connection.fetch(*add_steps(ownership, head, steps, run))
+        added = await add_steps(connection, ownership, head, steps, run)
         await _analyze_if_grown(connection, len(steps))
-        return read_rows(TaskRow, rows)
+        return added
 
     async def add_tasks(
         self,
@@ -136,24 +132,27 @@ class StepTasks:
         steps: Sequence[NewStep],
     ) -> list[TaskRow]:
         """The tasks alone, where the rows are there."""
-        call = SQL["add_steps"](**_tasks(ownership, head, steps), **_rows([]), **_NO_RUN)
-        return read_rows(TaskRow, await connection.fetch(*call))
+        return await SQL["add_steps"].rows(
+            connection, TaskRow, **_tasks(ownership, head, steps), **_rows([]), **_NO_RUN
+        )
 
 
 async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
     """Many rows enter tables that may have been empty: what releases and claims it would go by a
     plan that was made for a handful of rows, and compare each with each."""
     if added >= BULK_ROWS:
-        await connection.execute(*PLANNER["analyze_tasks"]())
-        await connection.execute(*PLANNER["analyze_steps"]())
+        await PLANNER["analyze_tasks"].run(connection)
+        await PLANNER["analyze_steps"].run(connection)
 
 
-def add_steps(
-    ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
-) -> tuple[Any, ...]:
-    """Return the call of `add_steps`."""
+async def add_steps(
+    on: Queryable, ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
+) -> list[TaskRow]:
+    """Insert rows and tasks in one statement; return the tasks that are scheduled at once."""
     begun = _NO_RUN if run is None else _run(run)
-    return SQL["add_steps"](**_tasks(ownership, head, steps), **_rows(steps), **begun)
+    return await SQL["add_steps"].rows(
+        on, TaskRow, **_tasks(ownership, head, steps), **_rows(steps), **begun
+    )
 
 
 def _rows(steps: Sequence[NewStep]) -> dict[str, object]:

@@ -86,11 +86,3 @@ class RunFilter:
     workflow: str | None = None
     state: str | None = None
     schedule_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRunPage:
-    """Some runs, newest first, and where to go on (None at the end)."""
-
-    runs: list[StoredRun]
-    next_before: UUID | None

@@ -9,8 +9,7 @@ import msgspec
 
 from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
-from mainspring.postgres.rows import read_rows
+from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
@@ -58,43 +57,43 @@ class WorkflowStore:
         self._database = database
         self._known = RecentDefinitions[bytes]()
 
+    @transaction
     async def put(
         self,
+        connection: asyncpg.Connection,
         tenant_id: int,
         definition: WorkflowDefinition,
         actor: str,
         check: Callable[[int], None] | None = None,
         conclude: BeforeCommit[StoredWorkflow] | None = None,
     ) -> StoredWorkflow | None:
-        """The next version of a workflow, or its first. With `check` there must be one already, to
-        whose version it has nothing to object; None when there is none (or no such tenant)."""
-
-        async def work(connection: asyncpg.Connection) -> StoredWorkflow | None:
-            if check is not None:
-                latest = await connection.fetchval(
-                    *SQL["lock_workflow"](tenant_id=tenant_id, name=definition.name)
-                )
-                if latest is None:
-                    return None
-                check(latest)
-            made = await _put(connection, tenant_id, definition)
-            if made is None:
-                return None
-            await write_entry(
-                connection, tenant_id, actor, "workflow.put", made.name, version=made.version
+        """Write the next version of a workflow, or its first. With `check` there must be one
+        already, to whose version it has nothing to object; None when there is none (or no such
+        tenant)."""
+        if check is not None:
+            latest = await SQL["lock_workflow"].value_or_none(
+                connection, int, tenant_id=tenant_id, name=definition.name
             )
-            if conclude is not None:
-                await conclude(connection, made)
-            return made
-
-        return await self._database.transact(work)
+            if latest is None:
+                return None
+            check(latest)
+        made = await _put(connection, tenant_id, definition)
+        if made is None:
+            return None
+        await write_entry(
+            connection, tenant_id, actor, "workflow.put", made.name, version=made.version
+        )
+        if conclude is not None:
+            await conclude(connection, made)
+        return made
 
     async def get(
         self, tenant_id: int, name: str, version: int | None = None
     ) -> StoredWorkflow | None:
-        """A version, the latest where none is named; None when it is not there, or archived."""
-        row = await self._database.fetch_row(
-            *SQL["get_workflow"](tenant_id=tenant_id, name=name, version=version)
+        """Return a version, the latest where none is named; None when it is not there, or
+        archived."""
+        row = await SQL["get_workflow"].record(
+            self._database, tenant_id=tenant_id, name=name, version=version
         )
         if row is None:
             return None
@@ -103,46 +102,41 @@ class WorkflowStore:
 
     async def has(self, tenant_id: int, name: str) -> bool:
         """Whether runs of a workflow can begin."""
-        return (
-            await self._database.fetch_row(*SQL["has_workflow"](tenant_id=tenant_id, name=name))
-            is not None
-        )
+        return await SQL["has_workflow"].found(self._database, tenant_id=tenant_id, name=name)
 
     async def page(self, tenant_id: int, *, after: str, limit: int) -> Sequence[WorkflowLine]:
-        """In the order of their names."""
-        rows = await self._database.fetch(
-            *SQL["list_workflows"](tenant_id=tenant_id, after=after, limit=limit)
+        """Return workflows in the order of their names."""
+        return await SQL["list_workflows"].rows(
+            self._database, WorkflowLine, tenant_id=tenant_id, after=after, limit=limit
         )
-        return read_rows(WorkflowLine, rows)
 
     async def versions(
         self, tenant_id: int, name: str, *, before: int, limit: int
     ) -> Sequence[VersionLine]:
-        """Newest first."""
-        rows = await self._database.fetch(
-            *SQL["list_versions"](tenant_id=tenant_id, name=name, before=before, limit=limit)
+        """Return versions, newest first."""
+        return await SQL["list_versions"].rows(
+            self._database, VersionLine, tenant_id=tenant_id, name=name, before=before, limit=limit
         )
-        return read_rows(VersionLine, rows)
 
+    @transaction
     async def archive(
-        self, tenant_id: int, name: str, actor: str, check: Callable[[int], None]
+        self,
+        connection: asyncpg.Connection,
+        tenant_id: int,
+        name: str,
+        actor: str,
+        check: Callable[[int], None],
     ) -> bool:
         """Take a workflow out of use; its versions stay for their runs. False: there is none."""
-
-        async def work(connection: asyncpg.Connection) -> bool:
-            latest = await connection.fetchval(
-                *SQL["lock_workflow"](tenant_id=tenant_id, name=name)
-            )
-            if latest is None:
-                return False
-            check(latest)
-            await connection.execute(*SQL["archive_workflow"](tenant_id=tenant_id, name=name))
-            await write_entry(
-                connection, tenant_id, actor, "workflow.archived", name, version=latest
-            )
-            return True
-
-        return await self._database.transact(work)
+        latest = await SQL["lock_workflow"].value_or_none(
+            connection, int, tenant_id=tenant_id, name=name
+        )
+        if latest is None:
+            return False
+        check(latest)
+        await SQL["archive_workflow"].run(connection, tenant_id=tenant_id, name=name)
+        await write_entry(connection, tenant_id, actor, "workflow.archived", name, version=latest)
+        return True
 
     def _definition(self, encoded: bytes) -> WorkflowDefinition:
         """A definition from its bytes. Those that were read lately are kept: a run of thousands of
@@ -155,16 +149,13 @@ async def _put(
     connection: asyncpg.Connection, tenant_id: int, definition: WorkflowDefinition
 ) -> StoredWorkflow | None:
     """Write the next version of a workflow; None: there is no such tenant."""
-    about = {
-        "tenant_id": tenant_id,
-        "name": definition.name,
-        "step_count": len(definition.steps),
-    }
-    row = await connection.fetchrow(*SQL["put_workflow"](**about, on_failure=definition.on_failure))
+    name, size = definition.name, len(definition.steps)
+    about = {"tenant_id": tenant_id, "name": name, "step_count": size}
+    row = await SQL["put_workflow"].record(connection, **about, on_failure=definition.on_failure)
     if row is None:
         return None
     version, at = row["version"], row["updated_at"]
-    await connection.execute(
-        *SQL["put_version"](**about, version=version, definition=_encode(definition), created_at=at)
+    await SQL["put_version"].run(
+        connection, **about, version=version, definition=_encode(definition), created_at=at
     )
-    return StoredWorkflow(definition.name, version, definition, at)
+    return StoredWorkflow(name, version, definition, at)
