@@ -92,8 +92,8 @@ async def test_the_first_tours(document: Path, tmp_path: Path) -> None:
     try:
 
         async def listens() -> bool:
-            assert server.alive, server.said()
-            return "Mainspring is running." in server.said()
+            assert server.alive, server.output()
+            return "Mainspring is running." in server.output()
 
         await eventually(listens, within=30, what="mainspring dev is running")
         await run_blocks(document, tmp_path, ports, {})
@@ -130,8 +130,8 @@ async def run_with_a_server(document: Path, tmp_path: Path, programs: Path | Non
     try:
 
         async def listens() -> bool:
-            assert server.alive, server.said()
-            return "Mainspring is running." in server.said()
+            assert server.alive, server.output()
+            return "Mainspring is running." in server.output()
 
         await eventually(listens, within=30, what="mainspring dev is running")
         environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}

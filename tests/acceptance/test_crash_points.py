@@ -14,7 +14,7 @@ from support.client import Answer, Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually
-from support.workers import Crew, work
+from support.workers import PollingWorkers, work
 
 REACHED_WITHIN = 8.0
 FOR_WORKERS = 20 * [work()]
@@ -27,7 +27,7 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     traffic, tenant = Traffic(), await cluster.tenant()
     steady = await cluster.start()
     doomed = await cluster.start(crash_at=point)
-    async with Crew(tenant) as crew:
+    async with PollingWorkers(tenant) as crew:
         crew.serve(steady)
         crew.serve(doomed)
         async for _ in provocations(cluster, tenant, traffic, steady, doomed):
@@ -38,7 +38,7 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     last = await cluster.start()
     survivor = last.client(tenant)
     assert (await a_key_of_its_own(survivor)).status == 201
-    async with Crew(tenant) as crew:
+    async with PollingWorkers(tenant) as crew:
         crew.serve(last)
         await traffic.send_again(survivor)
         await traffic.send(survivor, [*mixed(), *FOR_WORKERS])

@@ -151,7 +151,7 @@ async def owner_first(
 
 
 async def longest_gap_after_release(cluster: Cluster) -> float:
-    """Seconds from the end of a released try to the start of the next, at most."""
+    """Seconds from the end of a released execution to the start of the next, at most."""
     rows = await cluster.evidence.rows(
         "SELECT extract(epoch FROM t.picked_at - e.finished_at)::float8 AS gap FROM executions e"
         " JOIN tasks t ON t.id = e.task_id WHERE e.outcome = 'released'"
@@ -162,7 +162,7 @@ async def longest_gap_after_release(cluster: Cluster) -> float:
 
 async def refused_outcomes(cluster: Cluster, node: Node) -> bool:
     fenced = await cluster.metric(node, "fenced_outcomes_total")
-    return fenced > 0 and '"node.fenced"' in node.said()
+    return fenced > 0 and '"node.fenced"' in node.output()
 
 
 async def running_at(cluster: Cluster, node: Node, *, at_least: int, within: float = 10.0) -> None:

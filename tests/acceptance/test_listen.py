@@ -21,7 +21,7 @@ async def test_it_prints_verifies_and_fails_on_demand(tmp_path: Path) -> None:
     )
 
     async def address() -> str | None:
-        found = re.search(r"listening on (\S+)", process.said())
+        found = re.search(r"listening on (\S+)", process.output())
         return found[1] if found else None
 
     try:
@@ -35,7 +35,7 @@ async def test_it_prints_verifies_and_fails_on_demand(tmp_path: Path) -> None:
             assert (await sent.deliver(f"{url}/b")).outcome is Outcome.SUCCEEDED
             assert (await sent.deliver(f"{url}/c", tenant=2)).outcome is Outcome.SUCCEEDED
             assert (await sent.deliver(f"{url}/d", tenant=3)).outcome is Outcome.SUCCEEDED
-        said = process.said()
+        said = process.output()
         assert "#1 POST /a → 503" in said
         assert "#2 POST /b → 200" in said
         assert '{"n":1}' in said

@@ -56,9 +56,9 @@ async def test_a_webhook_is_delivered_and_its_answer_kept(cluster: Cluster) -> N
         assert task["result"]["status_code"] == 200
         assert task["result"]["body"] == {"ok": True}
         assert there.requests[0].body == b'{"n":1}'
-        (try_,) = await executions(client, task_id)
-        assert (try_["outcome"], try_["status_code"]) == ("succeeded", 200)
-        assert try_["response"] == {"ok": True}
+        (execution,) = await executions(client, task_id)
+        assert (execution["outcome"], execution["status_code"]) == ("succeeded", 200)
+        assert execution["response"] == {"ok": True}
 
 
 async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> None:
@@ -78,8 +78,8 @@ async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> N
             {**http(busy.url()), "retry": {**QUICK_RETRY, "max_delay": 1, "max_attempts": 2}}
         )
         assert (await finished(client, tired))["error"]["code"] == "http-500"
-        tries = await executions(client, tired)
-        assert [(t["status_code"], t["response"]) for t in tries] == [(500, "broken")] * 3
+        ended = await executions(client, tired)
+        assert [(t["status_code"], t["response"]) for t in ended] == [(500, "broken")] * 3
         assert (await finished(client, lost))["attempts"] == 1
         assert (await finished(client, chosen))["attempts"] == 3
         assert (await finished(client, capped))["attempts"] == 2
@@ -247,7 +247,7 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
     said.append((await node.client(await cluster.operator()).get("/metrics")).body)
     bad = {**http("http://127.0.0.1/", **target), "name": 7}
     said.append((await client.post("/v1/tasks", bad)).body)
-    said.append(node.said().encode())
+    said.append(node.output().encode())
     said.append(await everything_in(cluster))
     for text in said:
         for canary in (bearer, header, own, signing):

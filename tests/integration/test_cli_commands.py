@@ -22,7 +22,7 @@ from mainspring.postgres.migrate import available
 from mainspring.sdk.worker.heartbeat_thread import EXIT_BLOCKED
 from support.process import run
 from support.waiting import eventually
-from support.workers import opened_shop
+from support.workers import open_local_node
 
 pytestmark = pytest.mark.slow
 
@@ -66,18 +66,18 @@ async def test_restore_fence_raises_what_no_restore_may_repeat(database_url: str
 
 
 async def test_restore_fence_makes_running_nodes_join_anew(database_url: str) -> None:
-    async with opened_shop(database_url) as shop:
-        known = shop.server.node.ownership().node_id
+    async with open_local_node(database_url) as local_node:
+        known = local_node.server.node.ownership().node_id
         refused = await mainspring("restore-fence", DATABASE_URL=database_url)
         assert refused.returncode == 1
         assert "nodes are running: " in refused.stderr
         assert "--force" in refused.stderr
-        assert shop.server.node.ownership().node_id == known
+        assert local_node.server.node.ownership().node_id == known
         done = await mainspring("restore-fence", "--force", DATABASE_URL=database_url)
         assert "nodes declared dead: 1; " in done.stdout
 
         async def anew() -> bool:
-            ownership = shop.server.node.ownership()
+            ownership = local_node.server.node.ownership()
             return ownership.node_id != known and len(ownership.partitions) == 256
 
         await eventually(anew, within=10, what="the node has joined anew")

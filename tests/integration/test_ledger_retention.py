@@ -103,10 +103,10 @@ async def test_a_round_of_housekeeping_keeps_lines_for_their_own_time(database: 
     for ledger_days, left in ((50, 4), (20, 0)):
         config = Config(retention_days=1, ledger_retention_days=ledger_days)
         state = NodeState(mock.Mock(), mock.Mock())
-        keeper = Housekeeper(config, state, HousekeepingStore(database))
-        await keeper.tidy()
-        await keeper.retire()
-        await keeper.leave()
+        housekeeper = Housekeeper(config, state, HousekeepingStore(database))
+        await housekeeper.tidy()
+        await housekeeper.retire()
+        await housekeeper.leave()
         assert await count(database, "occurrences") == left
 
 

@@ -191,9 +191,9 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
             raise RuntimeError("no archive today")
 
     await add_key(database, "old", "-1 second")
-    keeper = Housekeeper(load({}), NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
+    housekeeper = Housekeeper(load({}), NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
     with capture_logs() as lines:
-        running = asyncio.create_task(keeper.run())
+        running = asyncio.create_task(housekeeper.run())
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
         running.cancel()
         await asyncio.wait([running])

@@ -67,7 +67,7 @@ async def eyes(dial: Dial) -> asyncpg.Connection:
     return await dial()
 
 
-class _NoStock:
+class _NoPartitionLoader:
     """What is owned is not looked into."""
 
     def __init__(self, state: NodeState) -> None:
@@ -93,7 +93,7 @@ class Living:
         self.state = NodeState(Engine(EngineSettings(), needs_worker), clock)
         self.metrics = Metrics()
         partition_loader, signals = (
-            cast(PartitionLoader, _NoStock(self.state)),
+            cast(PartitionLoader, _NoPartitionLoader(self.state)),
             cast(Signals, _NoSignals()),
         )
         self._membership = Membership(

@@ -37,7 +37,7 @@ async def world(database_url: str) -> AsyncIterator[StoreWorld]:
 
 
 async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
-    """Each try ends once: as a success, or as lost and then scheduled again."""
+    """Each execution ends once: as a success, or as lost and then scheduled again."""
     executions = await world.claim(await world.due_tasks(RACES), lease=0.0)
     shuffled = Random(3).sample(executions, RACES)
     batches = [shuffled[start : start + 10] for start in range(0, RACES, 10)]
@@ -63,7 +63,7 @@ async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
 
 
 async def test_a_stale_outcome_changes_nothing(world: StoreWorld) -> None:
-    """A try that was lost and taken by another is over, whatever its old holder says."""
+    """An execution that was lost and taken by another is over, whatever its old holder says."""
     ids = await world.due_tasks(3)
     stale = await world.claim(ids, lease=0.0, worker="node:old")
     refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in stale]
@@ -150,7 +150,7 @@ async def test_a_new_weight_waits_for_no_task(world: StoreWorld, database_url: s
     assert changed.weight == 7
 
 
-async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
+async def test_only_a_running_task_has_a_present_execution(world: StoreWorld) -> None:
     tasks = TaskStore(world.database, near=30)
     [task_id] = await world.due_tasks(1)
     assert await tasks.running(world.tenant_id, task_id) is None
@@ -158,7 +158,7 @@ async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
     assert await tasks.running(world.tenant_id, task_id) == given
 
 
-async def test_a_heartbeat_does_not_extend_the_try_that_came_while_it_waited(
+async def test_a_heartbeat_does_not_extend_the_execution_that_came_while_it_waited(
     world: StoreWorld, database_url: str
 ) -> None:
     leases = LeaseStore(world.database)

@@ -70,7 +70,7 @@ async def test_nothing_that_goes_wrong_with_the_telling_hides_that_tasks_were_ma
     assert len((await empty.engine.look_at(refs)).rows) == len(made)
 
 
-async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
+async def test_housekeeping_analyzes_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
     house = HousekeepingStore(empty.database)
     assert not await house.analyze_if_grown()
     for _ in range(6):

@@ -70,7 +70,7 @@ async def create_blocking(url: str, key: str, **options: Any) -> None:
     await asyncio.to_thread(work)
 
 
-FACES = [create_awaiting, create_blocking]
+SYNC_AND_ASYNC = [create_awaiting, create_blocking]
 
 
 def shown(certificate: Certificate) -> dict[str, Any]:
@@ -93,7 +93,7 @@ async def test_clients_show_their_certificate(
 ) -> None:
     options: dict[str, Any] = {"ca": str(authority.file), "patience": 0.5}
     strange = shown(Authority(openssl, tmp_path, "strange").issue("client"))
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable, match=MISSING):
             await create(workers.url, workers.key, **options)
         with pytest.raises(Unreachable, match=r"trust the client certificate .*strange"):
@@ -104,7 +104,7 @@ async def test_clients_show_their_certificate(
     await app.async_client.close()
 
     monkeypatch.setenv("MAINSPRING_CLIENT_CERT", str(in_one_file(own)))
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         await create(workers.url, workers.key, ca=str(authority.file))
 
 
@@ -112,10 +112,10 @@ async def test_workers_show_their_certificate(workers: Workers, own: Certificate
     nameless = workers.spawn()
 
     async def is_told() -> bool:
-        return MISSING in nameless.said()
+        return MISSING in nameless.output()
 
     await eventually(is_told, within=30, what="the worker says what it lacks")
-    assert "Traceback" not in nameless.said()
+    assert "Traceback" not in nameless.output()
     nameless.kill()
 
     workers.settings |= {

@@ -197,13 +197,13 @@ async def test_a_worker_removes_what_its_app_declares_no_longer(
     (tmp_path / "shop_one.py").write_text(PERIODIC)
     (tmp_path / "shop_two.py").write_text(WITH)
     first = await workers.start(app="shop_one:app")
-    assert "schedules in place: sell" in first.said()
+    assert "schedules in place: sell" in first.output()
     first.kill()
     assert await crons(client) == {"sell": "0 1 * * *"}
     second = await workers.start(app="shop_two:app")
 
     async def removed() -> bool:
-        return "schedules removed: sell" in second.said()
+        return "schedules removed: sell" in second.output()
 
     await eventually(removed, within=10, what="the schedule is removed")
     assert await crons(client) == {}

@@ -55,7 +55,7 @@ async def create_blocking(url: str, key: str, **options: Any) -> None:
     await asyncio.to_thread(work)
 
 
-FACES = [create_awaiting, create_blocking]
+SYNC_AND_ASYNC = [create_awaiting, create_blocking]
 
 
 async def test_only_our_own_variable_names_the_proxy(
@@ -64,12 +64,12 @@ async def test_only_our_own_variable_names_the_proxy(
     """A proxy that was set for other programs does not get to see our keys."""
     for variable in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(variable, proxy.url)
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable):
             await create(f"http://{NAME}", tenant.key, patience=0.5)
     assert proxy.asked == []
     monkeypatch.setenv("MAINSPRING_PROXY", proxy.url)
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         await create(f"http://{NAME}", tenant.key)
     assert proxy.asked == [NAME, NAME], "one tunnel each, which all its calls share"
 
@@ -86,11 +86,11 @@ async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
         workers_at(cluster, node, tmp_path) as workers,
     ):
         options: dict[str, Any] = {"proxy": proxy.url, "ca": str(authority.file)}
-        for create in FACES:
+        for create in SYNC_AND_ASYNC:
             await create(f"https://{NAME}", workers.key, **options)
             with pytest.raises(Unreachable, match="is not trusted: Hostname mismatch"):
                 await create(f"https://{other}", workers.key, **options)
-        assert proxy.asked.count(other) == len(FACES), "asking again would not help"
+        assert proxy.asked.count(other) == len(SYNC_AND_ASYNC), "asking again would not help"
         workers.settings = {
             "MAINSPRING_URL": f"https://{NAME}",
             "MAINSPRING_API_CA": str(authority.file),
@@ -107,7 +107,7 @@ async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
         assert NAME in proxy.asked
 
 
-@pytest.mark.parametrize("create", FACES)
+@pytest.mark.parametrize("create", SYNC_AND_ASYNC)
 @pytest.mark.parametrize(
     ("login", "name", "why"), [("ann:wrong", NAME, "407"), ("ann:s3cret", "no.invalid:1", "502")]
 )

@@ -137,7 +137,7 @@ async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
         assert 0.6 < monotonic() - began < 2
 
 
-async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
+async def test_a_running_execution_is_cancelled(sent: Deliveries) -> None:
     async with receiver(never) as slow:
         stuck = execution(slow.url())
         sent.executor.start([stuck])
@@ -149,7 +149,7 @@ async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
         assert report.outcome is Outcome.CANCELLED
 
 
-async def test_a_full_host_queues_and_a_waiting_try_can_be_cancelled() -> None:
+async def test_a_full_host_queues_and_a_waiting_execution_can_be_cancelled() -> None:
     settings = HttpSettings(Caps(100, 10, 2), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
     async with deliveries(settings) as sent, receiver(never) as slow, receiver(OK) as quick:
         stuck = [execution(slow.url()) for _ in range(5)]

@@ -260,11 +260,11 @@ async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: 
     done = await world.outcomes.expire_leases(world.ownership, [ref], now)
     assert done.accepted == {held.id}
     assert await world.state(run) == "cancelled"
-    assert await lost_tries(world) == [("lost", None)]
+    assert await lost_executions(world) == [("lost", None)]
 
 
-async def lost_tries(world: RunWorld) -> list[tuple[str, object]]:
-    """What is said of tries that were lost: why, and when they began."""
+async def lost_executions(world: RunWorld) -> list[tuple[str, object]]:
+    """What is said of executions that were lost: why, and when they began."""
     rows = await world.database.fetch("SELECT error, started_at FROM executions")
     return [(row["error"]["code"], row["started_at"]) for row in rows]
 
@@ -317,7 +317,7 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     [letter] = await world.database.fetch("SELECT * FROM dead_letters")
     assert (letter["reason"], letter["final_error"]["code"]) == ("poison", "poison")
     assert [attempt["error"]["code"] for attempt in letter["attempts"]] == ["lost"]
-    assert await lost_tries(world) == [("lost", None)]
+    assert await lost_executions(world) == [("lost", None)]
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_try_that_ends_while_its_run_is_paused_is_followed_by_none(
+async def test_an_execution_that_ends_while_its_run_is_paused_is_followed_by_none(
     world: RunWorld, lost: bool
 ) -> None:
     run = await world.begin(workflow(step("a"), step("b", "a")))

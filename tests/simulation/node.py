@@ -184,14 +184,14 @@ class _NoHousekeeping:
 
 
 class Chaos:
-    """An executor: tries last as long as chance has it and end as chance has it."""
+    """An executor: executions last as long as chance has it and end as chance has it."""
 
     def __init__(self, world: World, rng: Random, clock: DatabaseClock, report: ReportSink) -> None:
         self._world = world
         self._rng = rng
         self._clock = clock
         self._report = report
-        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._executions: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._begun: set[tuple[UUID, int]] = set()
         self._releasing = False
 
@@ -207,14 +207,14 @@ class Chaos:
             if name in self._begun:
                 self._world.begun_twice.append(name)
             self._begun.add(name)
-            attempt = self._tries[name] = asyncio.create_task(self._run(execution))
+            attempt = self._executions[name] = asyncio.create_task(self._run(execution))
             attempt.add_done_callback(partial(self._report_unbegun, execution))
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        attempt = self._tries.get((task_id, fence))
+        attempt = self._executions.get((task_id, fence))
         if attempt is not None:
             attempt.cancel()
 
@@ -222,13 +222,13 @@ class Chaos:
         return None
 
     async def stop(self, grace: float) -> None:
-        if self._tries:
-            await asyncio.wait(list(self._tries.values()), timeout=grace)
+        if self._executions:
+            await asyncio.wait(list(self._executions.values()), timeout=grace)
         self._releasing = True
-        for attempt in list(self._tries.values()):
+        for attempt in list(self._executions.values()):
             attempt.cancel()
-        if self._tries:
-            await asyncio.wait(list(self._tries.values()))
+        if self._executions:
+            await asyncio.wait(list(self._executions.values()))
 
     async def _run(self, execution: Execution) -> None:
         started = self._clock.now()
@@ -238,7 +238,7 @@ class Chaos:
         except asyncio.CancelledError:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             report = Report(execution, outcome, started, self._clock.now())
-        del self._tries[execution.id, execution.fence]
+        del self._executions[execution.id, execution.fence]
         self._report([report])
         if self._rng.random() < self._world.weather.duplicate_report:
             # At once, or when the task may be running again.
@@ -247,7 +247,7 @@ class Chaos:
 
     def _report_unbegun(self, execution: Execution, _attempt: "asyncio.Task[None]") -> None:
         """Who is cancelled before its first step never gets to report that itself."""
-        if self._tries.pop((execution.id, execution.fence), None) is not None:
+        if self._executions.pop((execution.id, execution.fence), None) is not None:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             now = self._clock.now()
             self._report([Report(execution, outcome, now, now)])

@@ -38,7 +38,7 @@ from simulation.world import CALM, EPOCH, SimulationFailed, World
 
 TROUBLE = 25.0
 """Seconds of faults; then the weather clears up."""
-PATIENCE = 90.0
+SECONDS_TO_RECOVER = 90.0
 """Seconds after which everything must be done."""
 
 _RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
@@ -122,7 +122,7 @@ class Scenario:
     def _step(self) -> None:
         self.world.step()
         if self.world.begun_twice:
-            raise SimulationFailed(f"a node began a try twice: {self.world.begun_twice[0]}")
+            raise SimulationFailed(f"a node began an execution twice: {self.world.begun_twice[0]}")
         if self.problem is not None:
             raise SimulationFailed(f"a driver failed: {self.problem!r}") from self.problem
 
@@ -134,7 +134,7 @@ class Scenario:
             found.resume()
         while sum(node.alive for node in self.nodes) < self.size:
             self._start_node()
-        deadline = self.world.now + PATIENCE
+        deadline = self.world.now + SECONDS_TO_RECOVER
         next_look = 0.0
         while self.world.now < deadline:
             self._step()
@@ -312,10 +312,10 @@ class Scenario:
             tasks = [self._new_task(tenant) for _ in range(count)]
             node.process.spawn(partial(self._create, node, Creation(tenant, tasks)))
 
-    def _judged(self, said: WorkerReport, verdict: Verdict) -> None:
+    def _judged(self, report: WorkerReport, verdict: Verdict) -> None:
         """What a worker was told before the database was set back may be so no more."""
         if not self.world.life:
-            self.invariants.check_verdict(said, verdict)
+            self.invariants.check_verdict(report, verdict)
 
     async def _create(self, node: SimNode, creation: Creation) -> None:
         life = self.world.life

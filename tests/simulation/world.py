@@ -71,7 +71,7 @@ class World:
         """When the database is back that was."""
         self.trace: Callable[[str], None] | None = None
         self.begun_twice: list[tuple[UUID, int]] = []
-        """Tries that one node's executor was given a second time."""
+        """Executions that one node's executor was given a second time."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._skew = 0.0

@@ -41,7 +41,7 @@ def sleep(seconds: float, **fields: Any) -> Task:
 
 
 def fail(attempts: int = 3, delay: float = 0.05, **fields: Any) -> Task:
-    """A task that fails for good after so many tries."""
+    """A task that fails for good after so many executions."""
     retry = {"max_attempts": attempts, "initial": delay, "factor": 1}
     return handler("fail", retry=retry, **fields)
 

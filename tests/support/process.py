@@ -30,7 +30,7 @@ class MainspringProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Everything it has printed and logged so far."""
         return self._log.read_text(errors="replace")
 

@@ -121,7 +121,7 @@ class RunWorld:
         offer: StepLeaseOffer = NO_STEP_LEASES,
         ownership: Ownership | None = None,
     ) -> StepsFinished:
-        """Record ends as a node does: the short way, and the long one for the rest."""
+        """Record ends as a node does: the fast path, and the long one for the rest."""
         ownership = ownership or self.ownership
         done = await self.outcomes.finish_fast(ownership, finishes, offer)
         rest = [f for f in finishes if f.report.execution.id not in done.accepted]
@@ -158,7 +158,7 @@ class RunWorld:
 def finish(
     execution: Execution, state: TaskState = TaskState.COMPLETED, result: bytes | None = None
 ) -> Finish:
-    """The outcome of a try."""
+    """The outcome of an execution."""
     outcome = {
         TaskState.COMPLETED: Outcome.SUCCEEDED,
         TaskState.CANCELLED: Outcome.CANCELLED,

@@ -68,8 +68,8 @@ class Workers:
         process = self.spawn(*options, app=app)
 
         async def takes_tasks() -> bool:
-            assert process.alive, process.said()
-            return "takes tasks from" in process.said()
+            assert process.alive, process.output()
+            return "takes tasks from" in process.output()
 
         await eventually(takes_tasks, within=START_WITHIN, what="the worker takes tasks")
         return process
@@ -110,7 +110,7 @@ class Workers:
     async def close(self) -> None:
         for process in self.processes:
             process.kill()
-            print(f"--- worker ---\n{process.said()}")
+            print(f"--- worker ---\n{process.output()}")
         await self.client.close()
 
 

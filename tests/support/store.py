@@ -81,6 +81,6 @@ class StoreWorld:
 
 
 def success(execution: Execution) -> Finish:
-    """The outcome of a try that went well."""
+    """The outcome of an execution that went well."""
     moment = execution.picked
     return Finish(Report(execution, Outcome.SUCCEEDED, moment, moment), TaskState.COMPLETED)

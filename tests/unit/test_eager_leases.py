@@ -333,7 +333,7 @@ async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
     world.engine.update([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
     claims = asyncio.Queue[int]()
 
-    async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Execution]:
+    async def claim(_ownership: object, refs: Sequence[object], **_how: object) -> list[Execution]:
         world.executor.runs_left = 0
         claims.put_nowait(len(refs))
         return []

@@ -270,7 +270,7 @@ def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
 
 
 def lost_at(engine: Engine, now: float, *, due: float = 0.0, waited: Waited | None = None) -> None:
-    """The first task waits again; nobody will hear of its try."""
+    """The first task waits again; nobody will hear of its execution."""
     engine.leases.drop(task_id(1), 1)
     engine.update([row(1, rev=3, fence=1, due=due, waited=waited)], now)
 
@@ -467,7 +467,7 @@ def test_what_is_being_claimed_counts_though_limits_change() -> None:
     engine.own([0, 1], rows, 1.0)
     engine.set_limits({1: TenantLimits(max_running=4, spread=1)}, 1.0)
     assert len(pick(engine)) == 2
-    engine.finish_claim(claiming, [], 1.0)  # it changed nothing: its tenure was over
+    engine.finish_claim(claiming, [], 1.0)  # it changed nothing: its ownership was over
     assert len(pick(engine)) == 2
 
 
@@ -513,7 +513,7 @@ def test_what_runs_in_a_partition_that_came_back_meanwhile_counts() -> None:
     assert pick(engine, 2.0) == []
 
 
-def test_a_later_try_that_was_read_meanwhile_counts() -> None:
+def test_a_later_execution_that_was_read_meanwhile_counts() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
@@ -539,7 +539,7 @@ def test_what_ran_to_its_end_while_rows_were_read_does_not_wait_again() -> None:
     assert len(engine.window) == 0
 
 
-def test_what_is_to_be_tried_again_waits_though_a_try_ended_meanwhile() -> None:
+def test_what_is_to_be_tried_again_waits_though_an_execution_ended_meanwhile() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():

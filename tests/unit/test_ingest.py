@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from contract.store_lab import SPEC
+from contract.store_set import SPEC
 from mainspring.api.tasks import ingest as ingesting
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import ManualClock
@@ -15,7 +15,7 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.tasks import TaskStore
-from support.api import QuietNode
+from support.in_process_api import IdleNode
 
 NOW = 1000.0
 
@@ -40,7 +40,7 @@ class Away(TaskStore):
         raise self._problem
 
 
-class Noting(QuietNode):
+class Noting(IdleNode):
     """What the node is told."""
 
     def __init__(self) -> None:

@@ -30,10 +30,10 @@ class Refuses:
         self.asked: list[int] = []
         """Of which tasks alone something was to be written."""
 
-    async def finish(self, _tenure: Ownership, finishes: Sequence[Finish]) -> set[UUID]:
+    async def finish(self, _ownership: Ownership, finishes: Sequence[Finish]) -> set[UUID]:
         return {report.execution.id for report in self._take(finishes)}
 
-    async def retry(self, _tenure: Ownership, retries: Sequence[RetryLater]) -> list[TaskRow]:
+    async def retry(self, _ownership: Ownership, retries: Sequence[RetryLater]) -> list[TaskRow]:
         return [row(report.execution.id.int, rev=3) for report in self._take(retries)]
 
     def _take(self, items: Sequence[Finish | RetryLater]) -> list[Report]:
@@ -80,8 +80,8 @@ async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
     assert sorted(store.asked) == [1, 1, 2, 2, 3, 4]
 
 
-async def test_of_two_who_tell_of_one_try_at_a_time_one_is_accepted() -> None:
-    """The other one is to hear that its word does not count, though the try has ended well."""
+async def test_of_two_who_tell_of_one_execution_at_a_time_one_is_accepted() -> None:
+    """The other one is to hear that its word does not count, though the execution succeeded."""
     async with recording(Refuses()) as recorder:
         first, second = await asyncio.gather(
             recorder.record([report(3, Outcome.CANCELLED)]),

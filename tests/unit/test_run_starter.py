@@ -36,7 +36,7 @@ class Runs:
         self.held.set()
 
     async def begin(
-        self, _tenure: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
+        self, _ownership: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
     ) -> Moved:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -16,7 +16,7 @@ from mainspring.sdk.worker.leasing import (
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import Leases
 from mainspring.wire.workers import AboutIn, LeaseIn
-from support.sdk_tries import leased
+from support.leased_tasks import leased
 
 SOON = 0.001
 LONG = 20.0
@@ -26,7 +26,7 @@ def rests(count: int, pace: Pace) -> list[float]:
     return [pace.rest(SOON, LONG, began=False) for _ in range(count)]
 
 
-def test_a_nudge_is_followed_by_a_request_at_once() -> None:
+def test_an_interrupted_poll_is_followed_by_a_request_at_once() -> None:
     assert rests(2, Pace()) == [0.0, 0.0]
 
 

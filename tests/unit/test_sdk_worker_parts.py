@@ -1,4 +1,4 @@
-"""The parts of a worker, each alone: clocks, tries, demand, reports, addresses."""
+"""The parts of a worker, each alone: clocks, executions, demand, reports, addresses."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Response
-from mainspring.sdk.worker import execution as tries
+from mainspring.sdk.worker import execution as worker_execution
 from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.execution import WorkerExecution
@@ -36,7 +36,7 @@ from mainspring.sdk.worker.protocol import LEASES, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddressOut
-from support.sdk_tries import EPOCH, leased
+from support.leased_tasks import EPOCH, leased
 
 
 class Silent:
@@ -69,8 +69,8 @@ def test_a_clock_that_is_set_changes_no_duration(
 ) -> None:
     one = attempt([])
     passed, set_to = monotonic() + 20, wall_clock() + shift
-    monkeypatch.setattr(tries, "monotonic", lambda: passed)
-    monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
+    monkeypatch.setattr(worker_execution, "monotonic", lambda: passed)
+    monkeypatch.setattr(worker_execution, "wall_clock", lambda: set_to)
     one.finish(ReportedOutcome("succeeded"))
     told = reports.outcome_of(one)
     assert told.finished_at is not None
@@ -127,7 +127,7 @@ class TestTries:
         one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict == ReportedOutcome("succeeded", b"1")
 
-    def test_of_a_lost_try_nothing_is_told(self) -> None:
+    def test_of_a_lost_execution_nothing_is_told(self) -> None:
         one = attempt([])
         one.end("timeout")
         one.end("lost")
@@ -136,7 +136,7 @@ class TestTries:
         one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict is None
 
-    def test_a_settled_try_cannot_be_ended(self) -> None:
+    def test_a_settled_execution_cannot_be_ended(self) -> None:
         one = attempt([])
         one.finish(ReportedOutcome("succeeded", b"1"))
         one.end("cancelled")
@@ -144,7 +144,7 @@ class TestTries:
         assert one.runner.stopped == []  # type: ignore[attr-defined]
 
 
-class Desk:
+class FakeNodes:
     """Answers as the test has it, in place of the nodes."""
 
     urls: tuple[str, ...] = ("http://one", "http://two")
@@ -177,7 +177,7 @@ class Home:
     def __init__(self, nodes: Any) -> None:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
-        self.nudges = 0
+        self.interruptions = 0
         self.lease_errors = LeaseErrors()
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
@@ -193,14 +193,14 @@ class Home:
         return None
 
     def polls_interrupted(self) -> None:
-        self.nudges += 1
+        self.interruptions += 1
 
 
 class TestDemand:
     async def test_slots_are_not_kept_for_a_node_that_does_not_answer(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class HalfDead(Desk):
+        class HalfDead(FakeNodes):
             async def ask(self, _url: str, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 if _url == "http://one":
                     raise Unreachable("it is gone")
@@ -211,26 +211,28 @@ class TestDemand:
                 return Leases([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
-        lease_service = HalfDead()
-        work = asyncio.create_task(
-            Leaser(Lane(8, ["x"], commands=False), Home(lease_service)).run()
-        )
+        fake_nodes = HalfDead()
+        work = asyncio.create_task(Leaser(Lane(8, ["x"], commands=False), Home(fake_nodes)).run())
         async with asyncio.timeout(5):
-            while lease_service.open < 8:
-                lease_service.changed.clear()
-                await lease_service.changed.wait()
+            while fake_nodes.open < 8:
+                fake_nodes.changed.clear()
+                await fake_nodes.changed.wait()
         work.cancel()
 
     @pytest.mark.parametrize(
-        ("too_soon", "wait", "nudges"),
+        ("too_soon", "wait", "interruptions"),
         [(0.9, None, 1), (0.9, 5.0, 1), (0.9, 0.0, 0), (0.0, None, 0)],
     )
-    async def test_an_answer_that_is_empty_too_soon_is_a_nudge(
-        self, monkeypatch: pytest.MonkeyPatch, too_soon: float, wait: float | None, nudges: int
+    async def test_an_answer_that_is_empty_too_soon_is_an_interruption(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        too_soon: float,
+        wait: float | None,
+        interruptions: int,
     ) -> None:
         """Too soon for what the node is ready to wait, if that is less than it was asked to."""
 
-        class Answering(Desk):
+        class Answering(FakeNodes):
             urls = ("http://one",)
 
             async def ask(self, *what: Any, **how: Any) -> Any:
@@ -240,23 +242,23 @@ class TestDemand:
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
-        lease_service = Answering()
-        home = Home(lease_service)
+        fake_nodes = Answering()
+        home = Home(fake_nodes)
         work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), home).run())
-        await lease_service.changed.wait()
+        await fake_nodes.changed.wait()
         work.cancel()
-        assert home.nudges == nudges
+        assert home.interruptions == interruptions
 
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
     async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
-        lease_service = Desk()
-        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(lease_service))
+        fake_nodes = FakeNodes()
+        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(fake_nodes))
         work = asyncio.create_task(leaser.run())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert lease_service.open == min(slots, 4 * 1000)
-        assert len(lease_service.asked) == min(4, slots)
-        assert {type(body) for body in lease_service.asked} == {LeaseIn}
+        assert fake_nodes.open == min(slots, 4 * 1000)
+        assert len(fake_nodes.asked) == min(4, slots)
+        assert {type(body) for body in fake_nodes.asked} == {LeaseIn}
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -272,12 +274,12 @@ class TestDemand:
 
 class TestReports:
     async def reported(
-        self, lease_service: Any, tries: list[WorkerExecution]
+        self, fake_nodes: Any, executions: list[WorkerExecution]
     ) -> list[WorkerExecution]:
         done: list[WorkerExecution] = []
-        reporter = Reporter(lease_service, LogSender(lease_service), done.append)
+        reporter = Reporter(fake_nodes, LogSender(fake_nodes), done.append)
         work = asyncio.create_task(reporter.run())
-        for one in tries:
+        for one in executions:
             one.finish(ReportedOutcome("succeeded", b"1"))
             reporter.put(one)
         assert await reporter.flush(5)
@@ -287,36 +289,36 @@ class TestReports:
 
     async def test_until_they_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no"), Unreachable("no")]
-        tries = [attempt([]) for _ in range(3)]
-        assert await self.reported(lease_service, tries) == tries
-        assert len(lease_service.asked) == 3
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no"), Unreachable("no")]
+        executions = [attempt([]) for _ in range(3)]
+        assert await self.reported(fake_nodes, executions) == executions
+        assert len(fake_nodes.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no")] * 100
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no")] * 100
         over = [attempt([], monotonic() + 0.05)]
-        assert await self.reported(lease_service, over) == over
-        assert 1 < len(lease_service.asked) < 100
+        assert await self.reported(fake_nodes, over) == over
+        assert 1 < len(fake_nodes.asked) < 100
 
     async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         large = Problem("/outcomes/0/result", "has 9 bytes; the most is 8")
 
-        class Picky(Desk):
+        class Picky(FakeNodes):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
                 if any(o.id == bad.leased.id and o.result is not UNSET for o in body.outcomes):
                     raise InvalidRequest("it cannot be kept", [large])
                 return JudgedListOut([JudgedOut(o.id, "accepted") for o in body.outcomes])
 
-        tries = [attempt([]) for _ in range(9)]
-        bad = tries[4]
-        done = await self.reported(Picky(), tries)
-        assert set(done) == set(tries)
+        executions = [attempt([]) for _ in range(9)]
+        bad = executions[4]
+        done = await self.reported(Picky(), executions)
+        assert set(done) == set(executions)
         assert bad.verdict is not None
         assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
         assert "has 9 bytes; the most is 8" in bad.verdict.message
@@ -326,21 +328,19 @@ class TestReports:
         assert "has 9 bytes; the most is 8" in warning.message
 
     async def test_lines_wait_while_nobody_listens_and_have_bounds(self) -> None:
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no")]
-        sender = LogSender(lease_service)  # type: ignore[arg-type]
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no")]
+        sender = LogSender(fake_nodes)  # type: ignore[arg-type]
         one = attempt([])
         for number in range(reports._MOST_WAITING_LINES + 5):
             sender.line_of(one.leased, HandlerLogLine(f"{number}\0", "strange"))
         assert sender.dropped == 5
         await sender.flush()
-        lease_service.answers = [object()] * 100
+        fake_nodes.answers = [object()] * 100
         await sender.flush()
-        first = lease_service.asked[1].lines[0]
+        first = fake_nodes.asked[1].lines[0]
         assert (first.message, first.level) == ("0\ufffd", "info")
-        assert (
-            sum(len(body.lines) for body in lease_service.asked[1:]) == reports._MOST_WAITING_LINES
-        )
+        assert sum(len(body.lines) for body in fake_nodes.asked[1:]) == reports._MOST_WAITING_LINES
 
 
 def stopping() -> Unavailable:
@@ -477,7 +477,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker._heartbeats.stop()
 
 
-async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+async def test_an_execution_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
     app = App(url="http://x", api_key="key")
     contexts: list[weakref.ref[Context]] = []
 

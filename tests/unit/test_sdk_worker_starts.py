@@ -35,7 +35,7 @@ from mainspring.wire.workers import (
     PulseOut,
     PulsesOut,
 )
-from support.sdk_tries import leased
+from support.leased_tasks import leased
 from support.waiting import eventually
 
 OPTIONS = WorkerOptions(name="w", incarnation="1")
@@ -166,24 +166,31 @@ class Server:
             return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
-    def said(self) -> list[tuple[bool, bool]]:
+    def beats(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
         return [(beat.started, beat.alone) for beat in beats]
 
 
 class Beating:
-    """A heart with its thread, and the tries that it keeps."""
+    """A heartbeat thread, and the executions that it keeps."""
 
-    def __init__(self, *tries: WorkerExecution, lease: float = 900.0) -> None:
-        self.server, self.tries = Server(), list(tries)
+    def __init__(self, *executions: WorkerExecution, lease: float = 900.0) -> None:
+        self.server, self.executions = Server(), list(executions)
         loop, clock = asyncio.get_running_loop(), ServerClock()
         clock.lease = lease
-        self.heart = HeartbeatThread(OPTIONS, self.server, clock, loop, self.held, LoopRunner(loop))  # type: ignore[arg-type]
+        self.heartbeat_thread = HeartbeatThread(
+            OPTIONS,
+            self.server,  # type: ignore[arg-type]
+            clock,
+            loop,
+            self.held,
+            LoopRunner(loop),
+        )
         self.warnings: list[str] = []
-        self.heart.warn = self.warnings.append
+        self.heartbeat_thread.warn = self.warnings.append
 
     def held(self) -> Sequence[WorkerExecution]:
-        return self.tries
+        return self.executions
 
     async def hears(self) -> None:
         assert await asyncio.to_thread(self.server.heard.wait, 5)
@@ -194,16 +201,16 @@ async def beating() -> AsyncIterator[Callable[..., Beating]]:
     made: list[Beating] = []
 
     def start(
-        *tries: WorkerExecution, before: Callable[[Beating], None] = lambda _: None, **how: Any
+        *executions: WorkerExecution, before: Callable[[Beating], None] = lambda _: None, **how: Any
     ) -> Beating:
-        made.append(Beating(*tries, **how))
+        made.append(Beating(*executions, **how))
         before(made[-1])
-        made[-1].heart.start()
+        made[-1].heartbeat_thread.start()
         return made[-1]
 
     yield start
     for one in made:
-        one.heart.stop()
+        one.heartbeat_thread.stop()
 
 
 class TestHeartbeats:
@@ -224,7 +231,7 @@ class TestHeartbeats:
 
         await eventually(named, within=5, what="the answer has come")
         found.server.heard.clear()
-        found.heart.interrupt_polls()
+        found.heartbeat_thread.interrupt_polls()
         await found.hears()
         first, *rest = found.server.asked
         assert [beat.id for beat in first.running] == [running.leased.id]
@@ -242,14 +249,14 @@ class TestHeartbeats:
         one.alone = True
         lost = Unreachable("nobody is there")
         found = beating(before=lambda b: b.server.answers.extend([lost, lost, "continue"]))
-        found.heart.announce(one)
+        found.heartbeat_thread.announce(one)
         await found.hears()
 
         async def started() -> bool:
             return one.started
 
         await eventually(started, within=5, what="it is started")
-        assert found.server.said() == [(True, True)] * 3
+        assert found.server.beats() == [(True, True)] * 3
 
     @pytest.mark.parametrize("answer", ["lost", "cancel"])
     async def test_what_is_refused_when_announced_never_starts(
@@ -257,7 +264,7 @@ class TestHeartbeats:
     ) -> None:
         one = attempt(lease=900.0)
         found = beating(before=lambda b: b.server.answers.append(answer))
-        found.heart.announce(one)
+        found.heartbeat_thread.announce(one)
 
         async def settled() -> bool:
             return one.finished
@@ -273,7 +280,7 @@ class TestHeartbeats:
         one = attempt(lease=900.0)
         one.arriving = True  # the event loop has not heard of it yet
         found = beating(one, before=lambda b: b.server.answers.append("lost"))
-        found.heart.interrupt_polls()
+        found.heartbeat_thread.interrupt_polls()
         await found.hears()
 
         async def known() -> bool:
@@ -297,7 +304,7 @@ class TestHeartbeats:
         monkeypatch.setattr(heart_module, "sleep", sleep)
         monkeypatch.setattr(heart_module, "_AFTER_ERROR", 0.01)
         one = attempt(lease=0.1)
-        found = beating(one, before=lambda b: setattr(b.heart, "warn", warn), lease=0.6)
+        found = beating(one, before=lambda b: setattr(b.heartbeat_thread, "warn", warn), lease=0.6)
         await found.hears()
 
         async def all_met() -> bool:
@@ -307,7 +314,7 @@ class TestHeartbeats:
         found.server.heard.clear()
         one.lease_end = monotonic() + 0.1
         await found.hears()
-        assert found.heart.errors == 2
+        assert found.heartbeat_thread.errors == 2
 
     async def test_what_waits_behind_a_blocked_loop_is_released(
         self, beating: Callable[..., Beating]
@@ -317,7 +324,7 @@ class TestHeartbeats:
         assert running.begin()
 
         def stand_still(found: Beating) -> None:
-            found.heart.pulse = monotonic() - 5.0
+            found.heartbeat_thread.pulse = monotonic() - 5.0
 
         found = beating(running, waiting, before=stand_still, lease=3.0)
         await found.hears()
@@ -384,19 +391,19 @@ class TestStartChannels:
         self, sockets: Sockets, channels: StartChannels, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(start_channels, "_MOST", 2)
-        tries = [attempt() for _ in range(4)]
-        assert channels.reserve(tries[0])
+        executions = [attempt() for _ in range(4)]
+        assert channels.reserve(executions[0])
         first = sockets.take()
-        assert channels.reserve(tries[1])
+        assert channels.reserve(executions[1])
         sockets.take()
-        assert not channels.reserve(tries[2]), "it waits until one is answered"
-        assert tries[0].begin()
+        assert not channels.reserve(executions[2]), "it waits until one is answered"
+        assert executions[0].begin()
         first.recv(10_000)
-        assert not channels.reserve(tries[2])
+        assert not channels.reserve(executions[2])
         first.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        assert channels.reserve(tries[2])
-        tries[1].finish(RELEASED)
-        assert channels.reserve(tries[3]), "the other one was not used after all"
+        assert channels.reserve(executions[2])
+        executions[1].finish(RELEASED)
+        assert channels.reserve(executions[3]), "the other one was not used after all"
         assert len(sockets.taken) == 2
 
     def test_where_nobody_can_be_reached_it_begins_unnamed(

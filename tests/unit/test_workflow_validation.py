@@ -254,8 +254,8 @@ async def test_ten_thousand_steps_and_no_more() -> None:
     parents = [step(f"s{n}") for n in range(10_000)]
     found = await errors(workflow(*parents, step("more")))
     assert found == {"/steps": "10001 steps; the most is 10000"}
-    crowd = [step(f"t{n}", *(s["id"] for s in parents[:1000])) for n in range(101)]
-    found = await errors(workflow(*parents[:1000], *crowd))
+    children = [step(f"t{n}", *(s["id"] for s in parents[:1000])) for n in range(101)]
+    found = await errors(workflow(*parents[:1000], *children))
     assert found == {"/steps": "101000 needs in all; the most is 100000"}
     ring = [step(f"s{n}", f"s{(n + 1) % 9999}") for n in range(9_999)]
     found = await errors(workflow(*ring))

@@ -22,8 +22,8 @@ from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.tasks import TaskStore
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
-from support.api import QuietDesk
 from support.asgi import AsgiClient
+from support.in_process_api import IdleLeaseService
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 ALL = frozenset({"read", "write"})
@@ -100,7 +100,7 @@ class FragileTasks(TaskStore):
 
 
 @dataclass
-class Api:
+class ListeningApi:
     """The application under test and what stands around it."""
 
     deps: ApiDependencies
@@ -140,7 +140,7 @@ class Api:
 
 
 @asynccontextmanager
-async def listening_api(database_url: str) -> AsyncIterator[Api]:
+async def listening_api(database_url: str) -> AsyncIterator[ListeningApi]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
     keys = KeyStore(database)
@@ -152,11 +152,11 @@ async def listening_api(database_url: str) -> AsyncIterator[Api]:
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
     deps = ApiDependencies(
-        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, QuietDesk()
+        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, IdleLeaseService()
     )
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
-    yield Api(deps, database, tasks, node, clock, **clients)
+    yield ListeningApi(deps, database, tasks, node, clock, **clients)
     await database.close()
 
 

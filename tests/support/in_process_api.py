@@ -31,7 +31,7 @@ from support.asgi import AsgiClient
 SCOPES = ("read", "write", "work", "admin")
 
 
-class QuietNode:
+class IdleNode:
     """A node that owns everything and does nothing."""
 
     def ownership(self) -> Ownership:
@@ -62,8 +62,8 @@ class QuietNode:
         return True
 
 
-class QuietDesk:
-    """A desk where workers find nothing to do."""
+class IdleLeaseService:
+    """A lease service at which workers find nothing to do."""
 
     async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         return []
@@ -76,12 +76,12 @@ class QuietDesk:
     ) -> list[HeartbeatAnswer]:
         return [HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
-    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        return ["unknown" for _ in said]
+    async def report(self, tenant_id: int, reports: Sequence[WorkerReport]) -> list[Verdict]:
+        return ["unknown" for _ in reports]
 
 
 @dataclass
-class Office:
+class InProcessApi:
     """The application, two tenants with a key for each scope, and an operator."""
 
     deps: ApiDependencies
@@ -109,14 +109,14 @@ class Office:
     def operator(self) -> AsgiClient:
         return self.client("operator")
 
-    def another_node(self) -> "Office":
+    def another_node(self) -> "InProcessApi":
         """A second application over the same database, which shares no memory with the first."""
         deps = replace(self.deps, ids=TaskIds(Random(5)), activity=KeyActivity(), metrics=Metrics())
-        return Office(deps, build_app(deps), self.tenants)
+        return InProcessApi(deps, build_app(deps), self.tenants)
 
 
 @asynccontextmanager
-async def opened_office(database_url: str, config: Config) -> AsyncIterator[Office]:
+async def open_api(database_url: str, config: Config) -> AsyncIterator[InProcessApi]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
     row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
@@ -129,20 +129,20 @@ async def opened_office(database_url: str, config: Config) -> AsyncIterator[Offi
         keys=keys,
         ids=TaskIds(Random(1)),
         rng=Random(2),
-        node=QuietNode(),
+        node=IdleNode(),
         metrics=Metrics(),
         database=database,
-        lease_service=QuietDesk(),
+        lease_service=IdleLeaseService(),
     )
-    office = Office(deps, build_app(deps))
+    api = InProcessApi(deps, build_app(deps))
     for name in ("a", "b"):
-        tenant_id = office.tenants[name] = await keys.ensure_tenant(name)
+        tenant_id = api.tenants[name] = await keys.ensure_tenant(name)
         await keys.add(NewKey(f"{name}-all", f"{name}:all", tenant_id, frozenset(SCOPES)))
         for scope in SCOPES:
             secret = f"{name}:{scope}"
             await keys.add(NewKey(f"{name}-{scope}", secret, tenant_id, frozenset({scope})))
     await keys.add(NewKey("operator", "operator", None, frozenset(), operator=True))
     try:
-        yield office
+        yield api
     finally:
         await database.close()

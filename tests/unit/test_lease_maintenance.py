@@ -30,7 +30,7 @@ LEASE = 15.0
 
 
 class Runs:
-    """An executor whose tries last until they are cancelled."""
+    """An executor whose executions last until they are cancelled."""
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[UUID, int]] = []
@@ -61,7 +61,7 @@ class Leases:
         self.claimed = asyncio.Event()
 
     async def claim(
-        self, _tenure: Ownership, picks: Sequence[TaskRef], **_lease: object
+        self, _ownership: Ownership, picks: Sequence[TaskRef], **_lease: object
     ) -> list[Execution]:
         """Answered only when the test says so."""
         self.claiming.set()

@@ -82,7 +82,7 @@ class Inspector(Protocol):
 
     async def end_of(self, task_id: UUID) -> End | None: ...
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
 
     async def lateness_of(self, task_id: UUID) -> list[Waited | None]: ...
 
@@ -125,7 +125,7 @@ class MemoryInspector:
         found = self._tables.history.get(task_id)
         return End(found.state, found.rev, found.fence, found.failures) if found else None
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]:
         return [(e.fence, e.outcome) for e in self._tables.executions if e.id == task_id]
 
     async def lateness_of(self, task_id: UUID) -> list[Waited | None]:
@@ -195,7 +195,7 @@ class PostgresInspector:
         )
         return End(*row) if row else None
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]:
         rows = await self._connection.fetch(
             "SELECT fence, outcome FROM executions WHERE task_id = $1 ORDER BY fence", task_id
         )
@@ -274,7 +274,7 @@ class PostgresInspector:
 
 
 @dataclass
-class Lab:
+class StoreSet:
     """A store under test and what the tests need to speak with it briefly."""
 
     engine: EngineStore
@@ -443,11 +443,11 @@ def _report(execution: Execution, outcome: Outcome, fence: int | None) -> Report
     return Report(execution, outcome, now, now, error=error)
 
 
-def memory_lab() -> Lab:
+def memory_stores() -> StoreSet:
     store = MemoryStore(time.time, range(PARTITIONS), near=NEAR)
     link = DirectLink()
     connection = cast(asyncpg.Connection, RemoteConnection(store, link))
-    return Lab(
+    return StoreSet(
         RemoteEngineStore(store, link),
         RemoteTasks(store, link),
         RemoteKeys(store, link),
@@ -460,8 +460,8 @@ def memory_lab() -> Lab:
     )
 
 
-def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
-    return Lab(
+def postgres_stores(database: Database, connection: asyncpg.Connection) -> StoreSet:
+    return StoreSet(
         EngineStore(database),
         TaskStore(database, near=NEAR),
         KeyStore(database),
