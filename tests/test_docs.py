@@ -177,7 +177,7 @@ async def test_the_verifier_of_webhooks(tmp_path: Path) -> None:
     await run_blocks(WEBHOOKS, tmp_path, {}, {})
 
 
-def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+def test_every_block_is_run_checked_or_excused() -> None:
     for document in DOCUMENTS:
         for block in blocks(document):
             assert block.language in CHECKED, f"{block.where}: nobody checks {block.language!r}"

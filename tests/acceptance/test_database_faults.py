@@ -116,7 +116,7 @@ async def test_an_answer_lost_after_commit_is_read_again(
         assert executions == len(task_ids) * (2 if statement == "retry" else 1)
 
 
-async def test_an_exhausted_pool_says_so_while_heartbeats_go_on(cluster: Cluster) -> None:
+async def test_an_exhausted_pool_is_reported_and_heartbeats_go_on(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     node = await cluster.start(database_connections=1, acquire_timeout=0.5)
     client = node.client(tenant)

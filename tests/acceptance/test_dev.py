@@ -200,7 +200,7 @@ async def test_an_empty_key_is_none(start_dev: StartDev, data: Path) -> None:
     assert {(data / name).stat().st_mode & 0o777 for name in ("api-key", "secrets-key")} == {0o600}
 
 
-async def test_what_is_wrong_is_told_before_anything_is_started(
+async def test_problems_are_reported_before_anything_is_started(
     start_dev: StartDev, data: Path
 ) -> None:
     wrong = {"SECRETS_KEY": "short", "EGRESS_PORTS": "many", "TLS_CERTIFICATE": "/no/such.pem"}

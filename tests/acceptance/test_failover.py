@@ -63,7 +63,7 @@ async def test_a_frozen_owner_changes_nothing_when_it_wakes(cluster: Cluster) ->
     await cluster.evidence.sound(more)
 
 
-async def test_a_key_is_exclusive_while_its_owner_is_frozen_and_replaced(cluster: Cluster) -> None:
+async def test_a_key_stays_exclusive_while_its_owner_is_replaced(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     task = sleep(0.2, concurrency={"key": "printer", "limit": 1})
     ids = await freeze_the_owner(cluster, tenant, [task] * 15)
@@ -71,7 +71,7 @@ async def test_a_key_is_exclusive_while_its_owner_is_frozen_and_replaced(cluster
     assert not await cluster.evidence.overlaps("printer")
 
 
-async def test_a_tenants_limit_holds_while_its_owner_is_frozen_and_replaced(
+async def test_a_tenants_limit_holds_while_its_owner_is_replaced(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()

@@ -152,7 +152,7 @@ def free_port() -> int:
     [(RestorableServer, 0.9), (RestorableServer, 10.0), (ReplicatedServer, 3.0)],
     ids=["restored by 0.9 s", "restored by 10 s", "failed over to a replica that lags by 3 s"],
 )
-async def test_a_database_set_back_under_living_nodes(
+async def test_a_database_set_back_under_running_nodes(
     tmp_path: Path,
     kind: type[RestorableServer] | type[ReplicatedServer],
     seconds: float,

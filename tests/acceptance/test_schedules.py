@@ -96,7 +96,7 @@ async def test_a_kill_around_the_commit(cluster: Cluster, point: str) -> None:
     await ledger.sound()
 
 
-async def test_one_that_cannot_be_decided_on_holds_up_no_other_and_is_told_of(
+async def test_an_undecidable_schedule_is_reported_and_delays_no_other(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()

@@ -78,7 +78,7 @@ async def execute(workers: Workers, *argv: str, **fields: object) -> Task:
     return await workers.ended(task)
 
 
-async def test_what_a_command_sees_and_says(workers: Workers, tmp_path: Path) -> None:
+async def test_a_commands_environment_and_output(workers: Workers, tmp_path: Path) -> None:
     seen = await execute(workers, "env")
     variables = dict(
         line.split("=", 1) for _, line in await lines_of(workers, seen, 5) if "=" in line

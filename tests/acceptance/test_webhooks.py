@@ -61,7 +61,7 @@ async def test_a_webhook_is_delivered_and_its_answer_kept(cluster: Cluster) -> N
         assert execution["response"] == {"ok": True}
 
 
-async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> None:
+async def test_failures_are_retried_and_then_given_up(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS)
     client = node.client(await cluster.tenant())
     async with (
@@ -187,7 +187,7 @@ async def test_accepted_work_is_completed_later_on_any_node(cluster: Cluster) ->
         assert refused.status == 404
 
 
-async def test_accepted_work_that_failed_is_tried_again(cluster: Cluster) -> None:
+async def test_accepted_work_that_failed_is_retried(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS)
     client = node.client(await cluster.tenant())
     later = answering(answer(202, b"", mainspring_complete="later"))
@@ -332,7 +332,7 @@ async def test_a_schedule_ends_when_its_receiver_is_gone(cluster: Cluster) -> No
         }
 
 
-async def test_what_waits_for_its_host_says_so(cluster: Cluster) -> None:
+async def test_a_task_that_waits_for_its_host_says_so(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS, http_per_host=1)
     client = node.client(await cluster.tenant())
     release = asyncio.Event()

@@ -29,20 +29,20 @@ async def test_a_silent_node_is_declared_dead(stores: StoreSet) -> None:
     assert await stores.cluster.members() == []
 
 
-async def test_a_node_dies_once(stores: StoreSet) -> None:
+async def test_a_node_is_declared_dead_once(stores: StoreSet) -> None:
     ownership = await stores.join()
     assert await stores.cluster.declare_dead(ownership.node_id, -1.0)
     assert not await stores.cluster.declare_dead(ownership.node_id, -1.0)
     assert not await stores.cluster.declare_dead(uuid4(), -1.0)
 
 
-async def test_only_the_one_named_dies(stores: StoreSet) -> None:
+async def test_only_the_named_node_is_declared_dead(stores: StoreSet) -> None:
     dead, living = await stores.join(), await stores.join()
     assert await stores.cluster.declare_dead(dead.node_id, -1.0)
     assert [member.id for member in await stores.cluster.members()] == [living.node_id]
 
 
-async def test_the_dead_do_not_beat(stores: StoreSet) -> None:
+async def test_a_heartbeat_of_a_dead_node_is_refused(stores: StoreSet) -> None:
     ownership = await stores.join()
     await stores.cluster.hand_over(ownership, {}, leaving=True)
     assert await stores.cluster.beat(ownership.node_id, ownership.epoch + 1) is None
@@ -59,14 +59,14 @@ async def test_free_partitions_are_taken(stores: StoreSet) -> None:
     assert len(owned[None]) == 254
 
 
-async def test_partitions_of_the_living_are_not_taken(stores: StoreSet) -> None:
+async def test_partitions_of_live_nodes_are_not_taken(stores: StoreSet) -> None:
     owner, rival = await stores.join(), await stores.join()
     await stores.cluster.take_over(owner.node_id, owner.epoch, [3])
     assert await stores.cluster.take_over(rival.node_id, rival.epoch, [3]) == []
     assert await stores.inspect.owner(3) == (owner.node_id, 1)
 
 
-async def test_partitions_of_the_dead_are_taken(stores: StoreSet) -> None:
+async def test_partitions_of_dead_nodes_are_taken(stores: StoreSet) -> None:
     owner, heir = await stores.join(), await stores.join()
     await stores.cluster.take_over(owner.node_id, owner.epoch, [3])
     await stores.cluster.declare_dead(owner.node_id, -1.0)
@@ -74,7 +74,7 @@ async def test_partitions_of_the_dead_are_taken(stores: StoreSet) -> None:
     assert await stores.inspect.owner(3) == (heir.node_id, 2)
 
 
-async def test_the_dead_take_nothing(stores: StoreSet) -> None:
+async def test_a_dead_node_takes_no_partition(stores: StoreSet) -> None:
     ownership = await stores.join()
     await stores.cluster.declare_dead(ownership.node_id, -1.0)
     for epoch in (ownership.epoch, ownership.epoch + 1):
@@ -114,7 +114,7 @@ async def test_a_replaced_node_gives_nothing(stores: StoreSet) -> None:
     assert await stores.inspect.owner(3) == (giver.node_id, 1)
 
 
-async def test_who_leaves_is_no_member(stores: StoreSet) -> None:
+async def test_a_node_that_leaves_is_no_member(stores: StoreSet) -> None:
     ownership = await stores.join()
     await stores.cluster.hand_over(ownership, {}, leaving=True)
     assert await stores.inspect.node(ownership.node_id) == (ownership.epoch + 1, "left")
@@ -133,7 +133,7 @@ async def test_beats_are_counted_and_do_not_go_back(stores: StoreSet) -> None:
     assert await stores.cluster.beat(ownership.node_id, ownership.epoch, second.beats) is not None
 
 
-async def test_who_joined_another_server_is_no_member(stores: StoreSet) -> None:
+async def test_a_node_of_another_server_is_no_member(stores: StoreSet) -> None:
     ownership = await stores.join()
     taken = await stores.cluster.take_over(ownership.node_id, ownership.epoch, [3])
     await stores.inspect.restart_server()
@@ -157,7 +157,7 @@ async def test_partition_epochs_rise_with_another_server(stores: StoreSet) -> No
     assert epoch > 50_000_000  # the seconds since 2025, which no restore repeats
 
 
-async def test_who_joins_again_leaves_no_former_self(stores: StoreSet) -> None:
+async def test_a_node_that_rejoins_leaves_no_former_row(stores: StoreSet) -> None:
     former, other = await stores.join(), await stores.join()
     for _ in range(2):
         await stores.cluster.join(uuid4(), "test", None, "0", former=former.node_id)
@@ -188,7 +188,7 @@ async def test_an_operator_lets_nothing_be_repeated(
 
 
 @pytest.mark.server
-async def test_on_the_same_server_an_operator_gets_not_ahead_of_the_clock(
+async def test_restore_fence_keeps_to_the_clock_on_the_same_server(
     real_stores: StoreSet, connection: asyncpg.Connection
 ) -> None:
     """Else who joins after a second restore, soon after the first, begins with the same fence."""

@@ -29,7 +29,7 @@ async def test_what_may_start_is_running_when_it_is_there(stores: StoreSet) -> N
     assert await stores.inspect.wakes() == []
 
 
-async def test_it_is_told_as_a_claim_would_have_told_it(stores: StoreSet) -> None:
+async def test_an_eager_lease_reads_like_a_claim(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     [(row, given)] = (await made(stores, ownership, tenant)).leased
     claimed = await stores.claim(ownership, await stores.create(tenant))

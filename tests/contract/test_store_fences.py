@@ -60,7 +60,7 @@ async def test_another_server_raises_the_floor(stores: StoreSet) -> None:
     assert fences[0] < fences[1] < fences[2]
 
 
-async def test_many_who_join_do_not_get_ahead_of_the_clock(stores: StoreSet) -> None:
+async def test_many_joins_do_not_get_ahead_of_the_clock(stores: StoreSet) -> None:
     """Else a restore would come back to fences that were issued."""
     tenant, former = await stores.tenant(), await stores.join()
     rows = [await stores.create(tenant, ownership=former) for _ in range(2)]
@@ -84,7 +84,7 @@ async def test_after_another_start_the_clock_may_be_behind(stores: StoreSet) -> 
     assert execution.fence > ABOVE
 
 
-async def test_who_joined_another_server_leases_nothing(stores: StoreSet) -> None:
+async def test_a_node_of_another_server_leases_nothing(stores: StoreSet) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant, ownership=ownership)
     await stores.inspect.restart_server()
@@ -93,7 +93,7 @@ async def test_who_joined_another_server_leases_nothing(stores: StoreSet) -> Non
     assert (await stores.row(tenant, row.id)).state == "scheduled"
 
 
-async def test_who_joined_another_server_takes_no_wakes(stores: StoreSet) -> None:
+async def test_a_node_of_another_server_takes_no_wakes(stores: StoreSet) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant)
     await stores.inspect.restart_server()
@@ -102,7 +102,7 @@ async def test_who_joined_another_server_takes_no_wakes(stores: StoreSet) -> Non
     assert await stores.inspect.wakes() == [(row.partition, row.id)]
 
 
-async def test_who_joined_another_server_expires_nothing(stores: StoreSet) -> None:
+async def test_a_node_of_another_server_expires_nothing(stores: StoreSet) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant, ownership=ownership, due=-5, expires=-1)
     await stores.inspect.restart_server()

@@ -66,7 +66,7 @@ async def test_a_claim_writes_down_what_was_waited_for(stores: StoreSet) -> None
     assert found.waited == SEEN
 
 
-async def test_who_is_on_time_leaves_nothing_in_the_row(stores: StoreSet) -> None:
+async def test_a_task_on_time_leaves_nothing_in_the_row(stores: StoreSet) -> None:
     ownership, row = await waiting(stores)
     assert (await claimed(stores, ownership, row, None)).waited is None
     assert (await stores.row(row.tenant_id, row.id)).waited is None
@@ -262,14 +262,14 @@ async def told(world: StoreWorld, task_id: UUID, waited: Waited) -> tuple[Waited
     return row["lateness"], row["blame"]
 
 
-async def test_the_owner_says_what_nobody_knew(ends: StoreWorld) -> None:
+async def test_the_owner_explains_the_unattributed_wait(ends: StoreWorld) -> None:
     task = await history(ends, {"paused": 1.0, "unattributed": 5.0})
     lateness, count_crash = await told(ends, task, {"no_worker": 4.0, "paused": 0.5})
     assert lateness == {"paused": 1.5, "no_worker": 4.0, "waiting": 0.5}
     assert count_crash == "capacity"
 
 
-async def test_the_owner_says_no_more_than_was_unknown(ends: StoreWorld) -> None:
+async def test_the_owner_explains_no_more_than_the_unattributed_wait(ends: StoreWorld) -> None:
     task = await history(ends, {"unattributed": 5.0})
     assert await told(ends, task, {"no_worker": 10.0}) == ({"no_worker": 5.0}, "capacity")
 

@@ -29,7 +29,7 @@ async def beat(stores: StoreSet, task: Execution, **more: object) -> list[Extend
     )
 
 
-async def test_a_lease_says_who_holds_it(stores: StoreSet) -> None:
+async def test_a_lease_names_its_worker(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     task = await leased(stores, ownership, tenant)
     row = await stores.row(tenant, task.id)
@@ -47,7 +47,7 @@ async def test_a_fenced_node_leases_nothing(stores: StoreSet) -> None:
     assert await stores.lease(ownership, row) is not None
 
 
-async def test_a_worker_gets_no_task_before_it_is_due_or_after_its_expiry(stores: StoreSet) -> None:
+async def test_a_worker_gets_no_task_before_due_or_after_expiry(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     assert await stores.lease(ownership, await stores.create(tenant, due=30.0)) is None
     assert (
@@ -106,7 +106,7 @@ async def test_a_heartbeat_extends_its_own_present_executions_only(stores: Store
     assert await beat(stores, task) == []
 
 
-async def test_word_of_a_start_makes_no_fresh_lease_longer(stores: StoreSet) -> None:
+async def test_announcing_a_start_does_not_extend_a_fresh_lease(stores: StoreSet) -> None:
     """Its worker, should it die, is missed as soon as without that word."""
     ownership, tenant = await stores.join(), await stores.tenant()
     fresh = await leased(stores, ownership, tenant, lease=30.0)
@@ -138,7 +138,7 @@ async def test_nothing_is_extended_past_its_hard_timeout(stores: StoreSet) -> No
     assert abs(item.lease_end - task.lease_end) < 0.001
 
 
-async def test_only_the_present_execution_is_held(stores: StoreSet) -> None:
+async def test_only_the_present_execution_counts_as_leased(stores: StoreSet) -> None:
     ownership, tenant, stranger = await stores.join(), await stores.tenant(), await stores.tenant()
     task = await leased(stores, ownership, tenant)
     own = await stores.running(ownership, tenant)
@@ -174,7 +174,7 @@ async def test_a_restart_ends_leases_that_would_last(stores: StoreSet) -> None:
     assert row.state == "scheduled"
 
 
-async def test_what_another_node_leased_is_read_as_its_claim_returned_it(stores: StoreSet) -> None:
+async def test_a_lease_of_another_node_reads_as_its_claim_returned_it(stores: StoreSet) -> None:
     ownership, tenant, stranger = await stores.join(), await stores.tenant(), await stores.tenant()
     task = await leased(stores, ownership, tenant)
     own = await stores.running(ownership, tenant)
@@ -184,7 +184,7 @@ async def test_what_another_node_leased_is_read_as_its_claim_returned_it(stores:
     assert await stores.leases.leased(stranger, [(task.id, 1)]) == []
 
 
-async def test_reports_that_changed_nothing_are_told_why(stores: StoreSet) -> None:
+async def test_reports_that_changed_nothing_get_a_reason(stores: StoreSet) -> None:
     """The same report again, another of the same execution, one of an execution that is over,
     one of a task that never was."""
     ownership, tenant = await stores.join(), await stores.tenant()

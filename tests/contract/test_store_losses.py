@@ -107,7 +107,7 @@ async def test_what_is_poison(stores: StoreSet, losses: list[Loss], given_up: bo
     assert (row is None) is given_up
 
 
-async def test_what_did_not_begin_is_counted_apart_and_told(stores: StoreSet) -> None:
+async def test_executions_that_did_not_start_are_counted_separately(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     row = await stores.create(tenant)
     for loss, expected in (
@@ -141,7 +141,7 @@ async def test_each_lease_needs_its_own_proof(stores: StoreSet) -> None:
     assert await stores.inspect.losses_of(row.id) == (2, 3)
 
 
-async def test_alone_is_word_of_the_heartbeat_that_names_it_as_begun(stores: StoreSet) -> None:
+async def test_alone_counts_only_in_the_heartbeat_that_starts_it(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     row = await stores.create(tenant)
     for _ in range(2):

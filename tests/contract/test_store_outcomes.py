@@ -100,7 +100,7 @@ async def test_a_report_that_comes_twice_in_one_batch_counts_once(stores: StoreS
     assert await stores.inspect.executions_of(task.id) == [(1, "failed")]
 
 
-async def test_who_was_asked_to_cancel_is_not_retried(stores: StoreSet) -> None:
+async def test_a_task_asked_to_cancel_is_not_retried(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     task = await stores.running(ownership, tenant)
     await stores.ask_to_cancel(task)
@@ -110,7 +110,7 @@ async def test_who_was_asked_to_cancel_is_not_retried(stores: StoreSet) -> None:
     assert await stores.inspect.end_of(task.id) == End("cancelled", 4, 1, 1)
 
 
-async def test_a_final_failure_is_a_dead_letter_with_all_its_executions(stores: StoreSet) -> None:
+async def test_a_final_failure_is_a_dead_letter_with_its_executions(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     first = await stores.running(ownership, tenant)
     (row,) = await stores.engine.retry(
@@ -142,7 +142,7 @@ async def test_an_outcome_for_another_owner_wakes_it(stores: StoreSet) -> None:
     assert await stores.inspect.wakes() == sorted(wanted)
 
 
-async def test_an_outcome_of_a_replaced_node_is_accepted_and_wakes_the_owner(
+async def test_an_outcome_of_a_replaced_node_wakes_the_new_owner(
     stores: StoreSet,
 ) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()

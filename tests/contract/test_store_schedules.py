@@ -47,7 +47,7 @@ async def test_what_is_due_is_decided_once(stores: StoreSet) -> None:
     assert later.wake == definition.anchor + 60
 
 
-async def test_who_joined_another_server_decides_nothing(stores: StoreSet) -> None:
+async def test_a_node_of_another_server_decides_nothing(stores: StoreSet) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     schedule = await stores.inspect.add_schedule(tenant, every_minute(10))
     await stores.inspect.restart_server()

@@ -6,7 +6,7 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import Creation, Made
 
 
-async def test_a_task_lies_where_its_affinity_says(stores: StoreSet) -> None:
+async def test_a_task_is_placed_by_its_affinity(stores: StoreSet) -> None:
     tenant = await stores.tenant(spread=256)
     alone, keyed = await stores.create(tenant), await stores.create(tenant, key="red")
     assert alone.partition == partition_of(tenant, alone.id, None, 256)
@@ -76,7 +76,7 @@ async def test_an_ending_change_is_history(stores: StoreSet) -> None:
     assert await stores.move(tenant, row.id, "paused") is None
 
 
-async def test_a_stranger_changes_nothing(stores: StoreSet) -> None:
+async def test_another_tenant_changes_nothing(stores: StoreSet) -> None:
     row = await stores.create(await stores.tenant())
     assert await stores.move(await stores.tenant(), row.id, "paused") is None
 
@@ -98,7 +98,7 @@ async def test_a_new_spread_moves_the_tasks_and_tells_both_owners(stores: StoreS
     assert (await stores.keys.limits())[tenant] == TenantLimits(2, 3, 1)
 
 
-async def test_of_moved_tasks_that_are_due_late_nobody_is_told(stores: StoreSet) -> None:
+async def test_moved_tasks_due_late_wake_nobody(stores: StoreSet) -> None:
     """No owner has them: whoever owns their new place will read them when their time comes."""
     ownership, tenant = await stores.join(), await stores.tenant(spread=256)
     rows = [
@@ -114,7 +114,7 @@ async def test_of_moved_tasks_that_are_due_late_nobody_is_told(stores: StoreSet)
     assert await stores.inspect.wakes() == sorted(told)
 
 
-async def test_limits_are_told_of_those_tenants_who_are_asked_for(stores: StoreSet) -> None:
+async def test_limits_are_read_for_the_requested_tenants(stores: StoreSet) -> None:
     one, other = await stores.tenant(max_running=3), await stores.tenant(max_running=4)
     assert await stores.keys.limits([one]) == {one: TenantLimits(1, 3, 1)}
     assert await stores.keys.limits([]) == {}

@@ -112,7 +112,7 @@ async def test_verbs_take_no_body_and_do_not_ignore_one(api: InProcessApi) -> No
     assert (await api.admin.post(f"{url}/cancel", {}, idempotency_key="k")).status == 200
 
 
-async def test_too_many_bytes_are_too_large_wherever_they_stand(api: InProcessApi) -> None:
+async def test_too_many_bytes_are_too_large_in_any_field(api: InProcessApi) -> None:
     task = (await api.admin.post("/v1/tasks", TASK)).json()
     schedule = {"name": "s", "interval": 60, "task": TASK_ONLY}
     made = (await api.admin.post("/v1/schedules", schedule)).json()
@@ -219,7 +219,7 @@ async def test_a_line_that_is_no_json_hides_no_wrong_value(api: InProcessApi) ->
     "cursor",
     ["x", "%00", "AAAA", "A" * 22 + "==", "A" * 23, "é", "' OR 1=1 --", "B" * 22, "A" * 5000],
 )
-async def test_cursors_cannot_be_made_up(api: InProcessApi, cursor: str) -> None:
+async def test_cursors_cannot_be_forged(api: InProcessApi, cursor: str) -> None:
     for path in ("/v1/tasks", "/v1/dead-letters", "/v1/keys", "/v1/audit"):
         answer = await api.admin.get(f"{path}?cursor={cursor}")
         assert (answer.status, answer.pointers()) == (422, ["/query/cursor"])
@@ -265,7 +265,7 @@ async def test_request_ids_are_echoed_or_made(api: InProcessApi) -> None:
         assert re.fullmatch("[0-9a-f]{32}", (await api.admin.get(path)).headers["x-request-id"])
 
 
-async def test_what_passes_by_itself_says_when(
+async def test_temporary_errors_say_when_to_retry(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(*_arguments: object, **_named: object) -> None:

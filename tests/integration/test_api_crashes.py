@@ -73,7 +73,7 @@ async def test_what_was_made_is_not_made_again(
     assert await counted(api) == made, "and not once more"
 
 
-async def test_the_secret_of_a_key_whose_maker_died_can_be_used(
+async def test_a_key_created_by_a_crashed_node_can_be_used(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dying:

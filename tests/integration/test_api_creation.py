@@ -86,7 +86,7 @@ async def test_payload_bytes_survive(api: ListeningApi) -> None:
     assert b'"payload":{"z":1E2,"a":"\\u0061"}' in read.body
 
 
-async def test_the_owner_hears_of_near_tasks_only(api: ListeningApi) -> None:
+async def test_only_near_tasks_are_announced_to_the_owner(api: ListeningApi) -> None:
     near = await api.make(priority=9)
     await api.make(delay=86400)
     assert [(str(row.id), row.priority, row.rev) for row in api.node.rows] == [(near["id"], 9, 1)]
@@ -121,7 +121,7 @@ async def test_an_answer_lost_after_the_commit_is_read_again(api: ListeningApi) 
     assert await api.count() == 1
 
 
-async def test_every_member_of_a_group_hears_what_became_of_it(api: ListeningApi) -> None:
+async def test_every_member_of_a_batch_gets_its_result(api: ListeningApi) -> None:
     api.tasks.lose_answer = True
     clients = [api.a, api.b] * 20
     answers = await asyncio.gather(*(c.post("/v1/tasks", {"target": NOOP}) for c in clients))
@@ -146,7 +146,7 @@ async def generous(api: ListeningApi) -> ListeningApi:
     return api
 
 
-async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_as_waiting(
+async def test_an_eager_lease_is_announced_and_other_tasks_as_waiting(
     generous: ListeningApi,
 ) -> None:
     now = UUID((await generous.make())["id"])
@@ -157,7 +157,7 @@ async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_a
     assert [tuple(row) for row in states] == [(now, "running", 2), (later, "scheduled", 1)]
 
 
-async def test_after_a_lost_answer_the_node_looks_after_what_it_offered_itself(
+async def test_after_a_lost_answer_the_node_recovers_its_own_offers(
     generous: ListeningApi,
 ) -> None:
     generous.tasks.lose_answer = True
@@ -243,7 +243,7 @@ async def test_the_database_remembers_the_key(api: ListeningApi) -> None:
     assert await api.count() == 2
 
 
-async def test_a_failed_first_request_lets_the_next_one_try(api: ListeningApi) -> None:
+async def test_after_a_failed_first_request_the_next_one_runs(api: ListeningApi) -> None:
     bad = await api.a.post("/v1/tasks", {"target": NOOP, "priority": 99}, idempotency_key="k")
     assert bad.status == 422
     assert (await api.a.post("/v1/tasks", {"target": NOOP}, idempotency_key="k")).status == 201

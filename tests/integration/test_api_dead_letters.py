@@ -46,7 +46,7 @@ async def names(api: InProcessApi, query: str = "") -> list[str]:
 # --- reading -------------------------------------------------------------------------------------
 
 
-async def test_a_letter_shows_the_task_whole(api: InProcessApi, dead: TaskFinisher) -> None:
+async def test_a_dead_letter_shows_the_whole_task(api: InProcessApi, dead: TaskFinisher) -> None:
     made = await dead.make_dead_letter(name="n", payload={"a": 1}, labels={"k": "v"}, priority=7)
     letter = (await api.admin.get(f"{URL}/{made['id']}")).json()
     read = (await api.admin.get(f"/v1/tasks/{made['id']}")).json()
@@ -63,7 +63,7 @@ async def test_a_letter_shows_the_task_whole(api: InProcessApi, dead: TaskFinish
     assert await items(api) == [letter]
 
 
-async def test_a_letter_outlives_history(api: InProcessApi, dead: TaskFinisher) -> None:
+async def test_a_dead_letter_outlives_history(api: InProcessApi, dead: TaskFinisher) -> None:
     made = await dead.make_dead_letter(name="n", payload=[1])
     before = (await api.admin.get(f"{URL}/{made['id']}")).json()
     await api.database.fetch("DELETE FROM task_history")
@@ -110,9 +110,7 @@ async def test_a_page_of_heavy_payloads_ends_early(
     assert len(await items(api, "payload=false")) == 3
 
 
-async def test_letters_are_counted_by_what_went_wrong(
-    api: InProcessApi, dead: TaskFinisher
-) -> None:
+async def test_dead_letters_are_counted_by_error(api: InProcessApi, dead: TaskFinisher) -> None:
     for n in range(3):
         await dead.make_dead_letter(f"row {n} of {uuid4()} at 0x{n:08x} is bad", name="a")
     last = await dead.make_dead_letter("disk full", name="b")
@@ -254,7 +252,7 @@ async def test_a_small_replay_is_judged_as_well(api: InProcessApi, dead: TaskFin
     assert (done["replayed"], done["stopped"], done["stopped_because"]) == (2, True, "failure_rate")
 
 
-async def test_a_replay_leaves_alone_what_died_again_meanwhile(
+async def test_a_replay_skips_tasks_that_failed_again_meanwhile(
     api: InProcessApi, dead: TaskFinisher
 ) -> None:
     """Whatever it finds when it looks for more: what it made itself is not what was meant."""
@@ -290,7 +288,9 @@ async def test_a_replay_goes_on_while_enough_succeed(
     assert (done["replayed"], done["stopped_because"]) == (2, "time")
 
 
-async def test_replays_that_die_again_are_left_alone(api: InProcessApi, dead: TaskFinisher) -> None:
+async def test_replays_that_fail_again_are_left_alone(
+    api: InProcessApi, dead: TaskFinisher
+) -> None:
     """What a call has just made is not what it was asked to replay."""
     await dead.make_dead_letter()
     first = (await replay(api)).json()["ids"]
@@ -314,7 +314,7 @@ async def test_replays_that_die_again_are_left_alone(api: InProcessApi, dead: Ta
         ({"filter": {"resolved": True}}, "/filter/resolved"),
     ],
 )
-async def test_what_cannot_be_replayed_is_told(
+async def test_tasks_that_cannot_be_replayed_are_reported(
     api: InProcessApi, body: object, pointer: str
 ) -> None:
     answer = await api.admin.post(f"{URL}/replay", body)
@@ -324,7 +324,7 @@ async def test_what_cannot_be_replayed_is_told(
 # --- who may, and what must not get through ------------------------------------------------------
 
 
-async def test_another_tenants_letter_looks_like_none(
+async def test_another_tenants_dead_letter_is_not_found(
     api: InProcessApi, dead: TaskFinisher
 ) -> None:
     made = await dead.make_dead_letter()

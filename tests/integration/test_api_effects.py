@@ -25,7 +25,7 @@ async def api(database_url: str) -> AsyncIterator[InProcessApi]:
 # --- effects -------------------------------------------------------------------------------------
 
 
-async def test_the_first_one_hears_that_it_is(api: InProcessApi) -> None:
+async def test_the_first_call_of_an_effect_is_marked(api: InProcessApi) -> None:
     first = await api.admin.post(URL, {"key": "mail/7", "answer": {"sent": 1}})
     again = await api.admin.post(URL, {"key": "mail/7", "answer": {"sent": 2}})
     assert (first.status, again.status) == (201, 200)
@@ -135,7 +135,7 @@ async def test_a_verb_keeps_its_answer_and_revision(api: InProcessApi) -> None:
     assert (await api.admin.get(url)).json()["state"] == "scheduled"
 
 
-async def test_a_refused_request_lets_the_next_one_try(api: InProcessApi) -> None:
+async def test_after_a_refused_request_the_next_one_runs(api: InProcessApi) -> None:
     bad = await api.admin.post(URL, {"key": ""}, idempotency_key="i")
     assert bad.status == 422
     good = await api.admin.post(URL, {"key": "k"}, idempotency_key="i")
@@ -156,7 +156,7 @@ async def test_many_at_once_are_served_once(api: InProcessApi) -> None:
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 19
 
 
-async def test_who_comes_second_waits_for_a_while(
+async def test_a_second_caller_waits_for_a_while(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another node serves the key: wait, then say so; when its turn runs out, serve."""

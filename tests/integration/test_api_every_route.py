@@ -276,7 +276,7 @@ def logged() -> Iterator[StringIO]:
     structlog.reset_defaults()
 
 
-async def test_secrets_are_told_once_and_nowhere_else(
+async def test_secrets_are_shown_once_and_nowhere_else(
     api: InProcessApi, logged: StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are made in every way there is, then used on every route, also while the store fails."""

@@ -90,7 +90,7 @@ def encoded(body: Any) -> bytes:
     return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
-async def test_what_succeeds_is_told_the_same(live_api: LiveApi) -> None:
+async def test_successes_answer_the_same_on_both_paths(live_api: LiveApi) -> None:
     connection = await live_api.connect()
     await connection.make_known(NOOP)
     for body in map(encoded, GOOD):
@@ -106,7 +106,7 @@ async def test_what_succeeds_is_told_the_same(live_api: LiveApi) -> None:
     assert live_api.answered(201) == live_api.metric("tasks_created_total") == 2 + 4 * len(GOOD)
 
 
-async def test_what_fails_is_told_the_same(live_api: LiveApi) -> None:
+async def test_failures_answer_the_same_on_both_paths(live_api: LiveApi) -> None:
     connection = await live_api.connect()
     await connection.make_known(NOOP)
     for body in map(encoded, BAD):
@@ -272,7 +272,7 @@ async def test_every_request_counts_once(limited: LiveApi) -> None:
     assert {answer[1]["ratelimit-limit"] for answer in told} == {"20"}
 
 
-async def test_who_comes_too_often_is_told_so(limited: LiveApi) -> None:
+async def test_too_many_requests_are_refused_on_both_paths(limited: LiveApi) -> None:
     connection = await limited.connect()
     await connection.make_known(NOOP)
     for _ in range(18):
@@ -349,7 +349,7 @@ class Held:
         self.monkeypatch.setattr(TaskStore, "create", slowly)
 
 
-async def test_who_waits_while_the_server_stops_is_still_answered(
+async def test_a_request_in_flight_is_answered_while_the_server_stops(
     live_api: LiveApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert live_api.listener is not None
@@ -368,7 +368,7 @@ async def test_who_waits_while_the_server_stops_is_still_answered(
     assert await connection.connection.read_to_end() == b""
 
 
-async def test_what_a_caller_asked_for_who_left_is_done(
+async def test_a_request_whose_client_left_is_carried_out(
     live_api: LiveApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert live_api.listener is not None

@@ -219,7 +219,7 @@ async def test_payloads_are_kept_but_not_blindly(api: InProcessApi) -> None:
     assert (too_large.status, too_large.pointers()) == (413, ["/payload"])
 
 
-async def test_torn_and_twisted_bodies(api: InProcessApi) -> None:
+async def test_truncated_and_altered_bodies(api: InProcessApi) -> None:
     """Examples with some bytes changed: taken or refused, but always understood."""
     known = await routes(api)
     loop = asyncio.get_running_loop()

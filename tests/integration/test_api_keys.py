@@ -159,7 +159,7 @@ async def test_the_number_of_live_keys_is_bounded(
     assert (await api.admin.post("/v1/keys", {"scopes": ["read"]})).status == 201
 
 
-async def test_an_idempotency_key_shows_the_same_key_again_to_the_same_caller_only(
+async def test_an_idempotency_key_repeats_a_new_key_to_its_caller_only(
     api: InProcessApi,
 ) -> None:
     first = await api.admin.post("/v1/keys", {"scopes": ["read"]}, Idempotency_Key="k")
@@ -175,7 +175,7 @@ async def test_an_idempotency_key_shows_the_same_key_again_to_the_same_caller_on
 # --- ending ------------------------------------------------------------------------------------
 
 
-async def test_a_revoked_key_is_refused_at_once_by_the_node_that_heard_it(
+async def test_the_revoking_node_refuses_a_revoked_key_at_once(
     api: InProcessApi,
 ) -> None:
     made = await make_key(api)
@@ -237,7 +237,7 @@ async def test_a_key_ends_at_its_time(api: InProcessApi, monkeypatch: pytest.Mon
     assert await status_with(api, made["api_key"]) == 401
 
 
-async def test_expiry_is_told(api: InProcessApi) -> None:
+async def test_the_expiry_of_a_key_is_shown(api: InProcessApi) -> None:
     made = await make_key(api, expires_at="2099-01-01T00:00:00+02:00")
     assert made["expires_at"] == "2098-12-31T22:00:00Z"
     made = await make_key(api, expires_in="P1D")
@@ -358,7 +358,7 @@ async def test_the_audit_log_has_pages_newest_first(api: InProcessApi) -> None:
 
 
 @pytest.mark.parametrize("of_tenant", [True, False])
-async def test_a_filter_that_matches_little_looks_at_few_entries_of_the_audit_log(
+async def test_a_selective_filter_reads_few_entries_of_the_audit_log(
     api: InProcessApi, of_tenant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [(await make_key(api))["id"] for _ in range(5)]
@@ -400,7 +400,7 @@ async def test_operators_read_the_audit_log_of_the_whole_installation(api: InPro
     assert [entry["actor"] for entry in filtered] == ["key:operator"]
 
 
-async def test_an_operator_who_belongs_to_a_tenant_reads_that_tenants_audit(
+async def test_an_operator_of_a_tenant_reads_that_tenants_audit_log(
     api: InProcessApi,
 ) -> None:
     """As the key of `mainspring dev`: a tenant's key sees that tenant, whatever else it may."""

@@ -202,7 +202,7 @@ async def test_durations_may_be_written_in_two_ways(schedule_api: ScheduleApi) -
         ),
     ],
 )
-async def test_nonsense_is_a_422_that_says_where(
+async def test_nonsense_is_a_422_with_a_pointer(
     schedule_api: ScheduleApi, fields: dict[str, Any], pointer: str
 ) -> None:
     answer = await schedule_api.post("", {"name": "bad", "task": NOOP, **fields})
@@ -244,7 +244,7 @@ async def test_a_wrong_shape_hides_no_wrong_value(
     assert (answer.status, answer.pointers()) == (422, pointers)
 
 
-async def test_what_is_known_to_be_wrong_is_told_without_the_database(
+async def test_known_mistakes_are_reported_without_the_database(
     schedule_api: ScheduleApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> NoReturn:
@@ -543,7 +543,7 @@ async def test_a_new_tz_database_keeps_what_was_decided(schedule_api: ScheduleAp
     assert cluster["schedules"]["outdated"] == 0, "what has ended need not be worked out again"
 
 
-async def test_whoever_decides_says_by_which_tz_database(schedule_api: ScheduleApi) -> None:
+async def test_decisions_name_their_tz_database(schedule_api: ScheduleApi) -> None:
     """Beside a newer node an older one computes by its own: the newer one must find that."""
     schedule = await schedule_api.make(cron="* * * * *")
     await schedule_api.api.database.fetch("UPDATE schedules SET tzdata = '9999z'")
@@ -553,7 +553,7 @@ async def test_whoever_decides_says_by_which_tz_database(schedule_api: ScheduleA
     assert row["tzdata"] == timezones.version()
 
 
-async def test_what_stands_still_is_found(schedule_api: ScheduleApi) -> None:
+async def test_overdue_schedules_are_found(schedule_api: ScheduleApi) -> None:
     schedule = await schedule_api.make(cron="* * * * *")
     assert await schedule_api.schedules.overdue(10) == (0, None)
     await schedule_api.outage(schedule, 300)
@@ -577,7 +577,7 @@ async def test_what_stands_still_is_found(schedule_api: ScheduleApi) -> None:
     assert cluster["schedules"]["overdue"] == 0, "what is paused need not be on time"
 
 
-async def test_each_time_that_stands_still_is_told_of_once(schedule_api: ScheduleApi) -> None:
+async def test_each_overdue_time_is_reported_once(schedule_api: ScheduleApi) -> None:
     schedule = await schedule_api.make(cron="* * * * *")
     assert await schedule_api.schedules.tell_overdue(10, limit=100) == []
     await schedule_api.outage(schedule, 300)

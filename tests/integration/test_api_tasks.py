@@ -181,7 +181,7 @@ async def test_editing_has_rules(api: ListeningApi) -> None:
     assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
 
 
-async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
+async def test_a_bad_patch_is_refused_while_the_task_is_locked(
     api: ListeningApi, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of a bad patch is looked at as a favour: that waits for nobody."""
@@ -203,7 +203,7 @@ async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
     assert (answer.status, answer.pointers()) == (422, ["/priority"])
 
 
-async def test_an_expiry_that_is_sent_alone_is_compared_with_the_due_time_there_is(
+async def test_an_expiry_alone_is_compared_with_the_present_due_time(
     api: ListeningApi,
 ) -> None:
     """The jitter was drawn when the task was made: it is not feared again."""
@@ -257,7 +257,7 @@ async def test_no_change_of_a_revision_that_the_caller_did_not_see(
                 assert answer.status == right, (method, place, tag)
 
 
-async def test_of_many_who_saw_the_same_revision_one_changes_it(api: ListeningApi) -> None:
+async def test_of_many_changes_to_the_same_revision_one_succeeds(api: ListeningApi) -> None:
     task = await api.make(delay=3600)
     url, seen = f"/v1/tasks/{task['id']}", {"if-match": '"1"'}
     answers = await asyncio.gather(
@@ -329,7 +329,7 @@ async def test_listing(api: ListeningApi) -> None:
     assert (await api.a.get("/v1/tasks?queue=%00")).status == 422
 
 
-async def test_a_lost_database_is_told_as_such(api: ListeningApi) -> None:
+async def test_a_lost_database_is_reported_as_unavailable(api: ListeningApi) -> None:
     task = await api.make()
     await api.database.close()
     answer = await api.a.get(f"/v1/tasks/{task['id']}")

@@ -244,7 +244,7 @@ async def test_these_are_for_operators(api: InProcessApi, path: str) -> None:
     assert (await api.admin.get(path)).status == 403
 
 
-async def test_a_rate_is_kept_and_told(database_url: str) -> None:
+async def test_a_rate_limit_is_enforced_and_shown(database_url: str) -> None:
     async with open_api(database_url, Config(requests_per_second=2)) as api:
         answers = [await api.admin.get("/v1/tasks") for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 429]
@@ -257,6 +257,6 @@ async def test_a_rate_is_kept_and_told(database_url: str) -> None:
         assert (await api.operator.get("/v1/tenants")).status == 200
 
 
-async def test_without_a_rate_nothing_is_told(api: InProcessApi) -> None:
+async def test_without_a_rate_limit_no_header_is_sent(api: InProcessApi) -> None:
     answer = await api.admin.get("/v1/tasks")
     assert not [name for name in answer.headers if name.startswith("ratelimit")]

@@ -65,7 +65,7 @@ async def run_api(database_url: str) -> AsyncIterator[RunApi]:
         yield RunApi(api, world)
 
 
-async def test_a_run_is_begun_read_and_worked_off(run_api: RunApi) -> None:
+async def test_a_run_is_started_read_and_completed(run_api: RunApi) -> None:
     await run_api.define(DIAMOND, input={"day": "monday", "n": 1})
     answer = await run_api.api.admin.post("/v1/workflows/flow/runs", {"input": {"n": 2}})
     assert answer.status == 201
@@ -169,7 +169,7 @@ async def test_nothing_is_taken_for_a_step_that_its_release_would_undo(run_api: 
     [({}, ["b"]), ({"payload": ["{{input.day}}"]}, ["b"]), ({"foreach": [1, 2]}, ["b[0]", "b[1]"])],
     ids=["plain", "templates", "list"],
 )
-async def test_priority_and_queue_of_a_step_can_be_changed_while_it_waits(
+async def test_priority_and_queue_of_a_waiting_step_can_be_changed(
     run_api: RunApi, fields: dict[str, Any], begun: list[str]
 ) -> None:
     """They are not touched when its turn comes, whichever way it is released."""
@@ -198,7 +198,7 @@ async def test_a_list_whose_items_have_begun_has_started(run_api: RunApi) -> Non
     assert "the items of this step have begun" in late.json()["detail"]
 
 
-async def test_the_run_hears_of_a_step_that_is_cancelled_or_purged_by_itself(
+async def test_cancelling_or_purging_a_step_advances_its_run(
     run_api: RunApi,
 ) -> None:
     await run_api.define(DIAMOND, on_failure="continue")
@@ -254,7 +254,7 @@ async def test_pause_resume_cancel_and_retry(run_api: RunApi) -> None:
     assert (await run_api.post(cancelled, "resume")).status == 409
 
 
-async def test_one_step_is_retried_or_skipped_by_hand_and_that_is_audited(
+async def test_retrying_or_skipping_one_step_is_audited(
     run_api: RunApi,
 ) -> None:
     await run_api.define(DIAMOND)
@@ -313,7 +313,7 @@ async def test_a_bad_body_begins_nothing(run_api: RunApi, body: bytes) -> None:
     assert (await run_api.api.admin.get("/v1/workflow-runs")).json()["items"] == []
 
 
-async def test_a_dead_letter_of_a_step_says_so_and_its_replay_is_a_task_by_itself(
+async def test_a_replayed_dead_letter_of_a_step_is_a_separate_task(
     run_api: RunApi,
 ) -> None:
     each = {"id": "each", "needs": ["a"], "target": NOOP, "foreach": [1, 2]}
@@ -334,7 +334,7 @@ async def test_a_dead_letter_of_a_step_says_so_and_its_replay_is_a_task_by_itsel
     assert await run_api.read(run) == before
 
 
-async def test_a_letter_of_a_step_that_was_retried_is_not_replayed_once_more(
+async def test_the_dead_letter_of_a_retried_step_is_not_replayed(
     run_api: RunApi,
 ) -> None:
     await run_api.define([{"id": "a", "target": NOOP}])

@@ -142,7 +142,7 @@ async def test_writers_at_the_same_time_get_a_version_each(api: InProcessApi) ->
         assert kept["steps"] == answer.json()["steps"]
 
 
-async def test_only_who_has_seen_the_latest_version_replaces_it(api: InProcessApi) -> None:
+async def test_only_the_latest_version_can_be_replaced(api: InProcessApi) -> None:
     assert (await put(api, workflow(step("a")))).status == 404
     await api.admin.post(URL, workflow(step("a")))
     answers = await asyncio.gather(*(put(api, workflow(step(f"b{n}")), 1) for n in range(4)))
@@ -162,7 +162,7 @@ async def test_a_dry_run_changes_nothing(api: InProcessApi) -> None:
     assert wrong.status == 422
 
 
-async def test_an_archived_workflow_is_out_of_sight_and_keeps_its_numbers(
+async def test_an_archived_workflow_is_hidden_and_keeps_its_versions(
     api: InProcessApi,
 ) -> None:
     await api.admin.post(URL, workflow(step("a")))
@@ -203,7 +203,7 @@ async def test_workflows_are_listed_by_name(api: InProcessApi) -> None:
 # --- what is wrong -----------------------------------------------------------------------------
 
 
-async def test_everything_that_is_wrong_is_told(api: InProcessApi) -> None:
+async def test_all_mistakes_are_reported(api: InProcessApi) -> None:
     answer = await api.admin.post(URL, workflow(step("a", "b"), step("b", "a"), step("b")))
     assert answer.status == 422
     found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}

@@ -91,7 +91,7 @@ async def test_a_server_refuses_a_database_without_schema(empty_database: str) -
 
 
 @pytest.mark.parametrize("command", ["listen", "server"])
-async def test_a_taken_port_is_told_in_one_line(command: str, database_url: str) -> None:
+async def test_a_taken_port_is_reported_in_one_line(command: str, database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = await mainspring(command, "--port", str(port), DATABASE_URL=database_url)
@@ -136,7 +136,7 @@ async def test_a_database_that_does_not_let_us_in(pg_server: str) -> None:
             assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-async def test_all_problems_of_the_settings_are_told_together() -> None:
+async def test_all_problems_of_the_settings_are_reported_together() -> None:
     done = await mainspring(
         "server", MAINSPRING_LEASE="soon", MAINSPRING_PORT="99999", MAINSPRING_LOG_LEVEL="loud"
     )

@@ -159,7 +159,7 @@ async def test_urls_are_judged_as_by_the_api(database_url: str) -> None:
     assert [row["url"] for row in taken] == [url for url in URLS if url_problem(url) is None]
 
 
-async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
+async def test_a_role_enqueues_for_its_own_tenant_only(
     local_node: LocalNode, app: asyncpg.Connection, database_url: str
 ) -> None:
     await local_node.server.keys.ensure_tenant("rival")

@@ -123,7 +123,7 @@ def _send_now(connection: HttpConnection, data: bytes) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a socket filter of Linux")
-def test_connections_in_the_backlog_survive_the_refusal_of_others() -> None:
+def test_connections_in_the_backlog_survive_others_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
         with socket.create_connection(address) as waiting:

@@ -119,14 +119,14 @@ class Whole(Inside):
         await scope[CYCLE].answer(self.answers.pop(0))
 
 
-async def test_an_end_that_nobody_asked_for_is_told() -> None:
+async def test_an_unexpected_end_of_the_server_is_reported() -> None:
     async with open_server() as under_test:
         under_test.listener.server.should_exit = True
         with pytest.raises(ServerError, match="the API is served no more"):
             await under_test.listener.server.ended()
 
 
-async def test_a_door_that_does_not_open_is_told_of() -> None:
+async def test_a_server_that_cannot_listen_is_reported() -> None:
     shut = socket.socket()
     shut.close()
     server = HttpServer(HttpConfig(Inside(), LONG_LIMITS, Metrics(), keep_alive=5))
@@ -205,7 +205,7 @@ async def test_an_offer_of_another_protocol_is_passed_over() -> None:
         assert under_test.inside.bodies[-1] == GET
 
 
-async def test_a_body_with_an_offer_in_pieces_is_not_taken_for_a_request() -> None:
+async def test_a_body_after_a_split_upgrade_offer_is_not_a_request() -> None:
     """The parser leaves it to the other protocol, which we do not know."""
     async with open_server(LONG_LIMITS) as under_test:
         connection = await under_test.connect()
@@ -282,7 +282,7 @@ async def test_nonsense_is_a_problem_too() -> None:
             await connection.read_refusal(400, "malformed-request")
 
 
-async def test_a_request_says_once_for_whom_it_is() -> None:
+async def test_a_request_has_exactly_one_host() -> None:
     """RFC 9112 §3.2; HTTP/1.0 knew no such header."""
     for head in (
         b"GET / HTTP/1.1\r\n\r\n",

@@ -184,7 +184,7 @@ async def test_a_late_retry_spoils_no_sla_that_was_met(nodes: NodesUnderTest) ->
     check_causes(task["lateness"], failed_tries=WAIT, retry_backoff=WAIT, fair_share=WAIT)
 
 
-async def test_a_last_failure_says_all_of_it_in_the_dead_letter(nodes: NodesUnderTest) -> None:
+async def test_the_last_failure_is_complete_in_the_dead_letter(nodes: NodesUnderTest) -> None:
     (there,) = await nodes.create(retry={"max_attempts": 2, "initial": 0.1, "jitter": 0})
     await asyncio.sleep(WAIT)
     worker = nodes.worker()
@@ -388,7 +388,7 @@ async def test_a_cancel_while_paused_says_so(nodes: NodesUnderTest) -> None:
     assert (task["sla_met"], task["blame"]) == (False, "limits")
 
 
-async def test_a_cancel_between_executions_keeps_what_the_first_start_said(
+async def test_a_cancel_between_executions_keeps_the_first_verdict(
     nodes: NodesUnderTest,
 ) -> None:
     (there,) = await nodes.create(retry={"initial": 60, "jitter": 0})

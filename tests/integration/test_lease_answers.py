@@ -34,7 +34,7 @@ def _polls(local_node: LocalNode, polls: int) -> Callable[[], Awaitable[bool]]:
     return there
 
 
-async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
+async def test_hanging_up_during_a_claim_loses_nothing(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait of the poll is over, and its claim not yet: then the worker goes away."""
@@ -130,7 +130,7 @@ async def test_what_is_given_again_is_no_more_than_asked_for(local_node: LocalNo
     assert sorted(t["id"] for t in [one, *rest]) == sorted(t["id"] for t in given)
 
 
-async def test_a_worker_that_does_not_say_what_it_holds_gets_nothing_twice(
+async def test_a_worker_that_lists_no_leases_gets_nothing_twice(
     local_node: LocalNode,
 ) -> None:
     await local_node.create()

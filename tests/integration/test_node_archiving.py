@@ -79,7 +79,7 @@ async def test_a_command_that_takes_too_long_is_ended(database: Database) -> Non
     assert {line.get("status") for line in lines} >= {"not done after 0.2 s"}
 
 
-async def test_one_node_archives_at_a_time_and_its_command_ends_with_it(
+async def test_one_node_archives_and_its_command_ends_with_it(
     database: Database, tmp_path: Path
 ) -> None:
     file, life = tmp_path / "runs", tmp_path / "life"

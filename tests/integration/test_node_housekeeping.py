@@ -48,7 +48,7 @@ async def test_partitions_exist_ahead_of_time(house: HousekeepingStore) -> None:
     assert await house.make_partitions(days_ahead=3) == Round()
 
 
-async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the_time(
+async def test_a_partition_is_analyzed_again_once_it_has_doubled(
     house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
@@ -75,7 +75,7 @@ async def test_finished_tasks_land_in_the_partition_of_their_day(
     assert await evidence.value("SELECT count(*) FROM task_history_default") == 0
 
 
-async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
+async def test_a_day_with_rows_in_the_default_partition_stays_there(
     house: HousekeepingStore, database: Database
 ) -> None:
     world = StoreWorld(database)
@@ -87,7 +87,7 @@ async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
     assert await Evidence(database).value("SELECT count(*) FROM task_history") == 1
 
 
-async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
+async def test_scanning_a_large_default_partition_blocks_nobody(
     house: HousekeepingStore, database: Database
 ) -> None:
     await add_old_logs(database, 1)
@@ -169,7 +169,7 @@ async def test_what_could_not_be_archived_is_kept_and_offered_again(
     assert (await house.retire_partitions(30)).done == [OLD[1]]
 
 
-async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
+async def test_a_manually_detached_partition_is_kept_until_its_time(
     house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
@@ -179,7 +179,7 @@ async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
     assert today in (await house.retire_partitions(-2)).done
 
 
-async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Database) -> None:
+async def test_a_failing_job_does_not_stop_the_others(database: Database) -> None:
     class Unlucky(HousekeepingStore):
         async def make_partitions(self, *_: int) -> Round:
             raise asyncpg.UndefinedTableError("no such table")
@@ -273,7 +273,7 @@ async def test_api_keys_that_ended_long_ago_are_forgotten(
     assert left == ["in use", "just ended"]
 
 
-async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_how_much(
+async def test_a_dead_node_is_kept_and_shown_while_it_owns_partitions(
     house: HousekeepingStore, database: Database
 ) -> None:
     await database.fetch(
@@ -288,7 +288,7 @@ async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_
     assert found == {"owner": 3, "another": 0}
 
 
-async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
+async def test_lease_counts_go_with_their_workers_and_nodes(
     house: HousekeepingStore, database: Database
 ) -> None:
     here, gone = uuid4(), uuid4()
@@ -312,7 +312,7 @@ async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
     assert [tuple(row) for row in left] == [("w", here)]
 
 
-async def test_one_node_keeps_house_at_a_time(house: HousekeepingStore) -> None:
+async def test_one_node_does_housekeeping_at_a_time(house: HousekeepingStore) -> None:
     one, other = uuid4(), uuid4()
     assert await house.hold_duty(one, lease=60)
     assert not await house.hold_duty(other, lease=60)
@@ -410,7 +410,7 @@ async def test_indexes_are_built_partition_by_partition(
     assert await is_ready(database)
 
 
-async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
+async def test_detaching_the_last_unindexed_partition_ends_the_index(
     house: HousekeepingStore, database: Database
 ) -> None:
     await house.make_partitions(days_ahead=0)
@@ -495,7 +495,7 @@ async def test_an_index_that_another_builds_is_left_to_it(
     assert (await house.build_indexes()).done == ["task_history_default_name"]
 
 
-async def test_an_index_built_by_one_who_died_is_attached(
+async def test_an_index_built_by_a_crashed_node_is_attached(
     house: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)

@@ -148,7 +148,7 @@ async def stand_still(dial: Dial, node_id: UUID, epoch: int = 1) -> asyncpg.Conn
     return frozen
 
 
-async def test_who_stands_still_is_fenced_at_once_and_buried_when_it_is_done(
+async def test_a_frozen_node_is_fenced_at_once_and_declared_dead_later(
     dial: Dial, eyes: asyncpg.Connection
 ) -> None:
     cluster, silent = ClusterStore(eyes), await silent_node(eyes)
@@ -165,7 +165,7 @@ async def test_who_stands_still_is_fenced_at_once_and_buried_when_it_is_done(
     assert await cluster.take_over(heir, 1, [3]) == [3]
 
 
-async def test_the_living_beat_on_and_take_over_when_the_server_has_ended_what_was_left_open(
+async def test_takeover_follows_once_the_server_ends_open_transactions(
     dial: Dial,
     eyes: asyncpg.Connection,
     node: Callable[[], Awaitable[Living]],
@@ -188,7 +188,7 @@ async def test_the_living_beat_on_and_take_over_when_the_server_has_ended_what_w
     assert (await _state(eyes, silent))[1] == "dead"
 
 
-async def test_a_handover_that_has_to_wait_holds_no_heartbeat_up(
+async def test_a_waiting_handover_delays_no_heartbeat(
     dial: Dial, eyes: asyncpg.Connection, node: Callable[[], Awaitable[Living]]
 ) -> None:
     """It waits for what the giver has in flight, longer than a node may be silent."""
@@ -267,7 +267,7 @@ async def test_a_nodes_own_handover_does_not_look_like_its_death(
 
 
 @pytest.mark.parametrize("prepared", [True, False], ids=["direct", "as behind a pooler"])
-async def test_a_transaction_that_stands_still_is_ended_by_the_server(
+async def test_the_server_ends_an_idle_transaction(
     database_url: str, eyes: asyncpg.Connection, prepared: bool
 ) -> None:
     options = DatabaseOptions(database_url, connections=1, idle_timeout=0.2, prepared=prepared)
@@ -287,7 +287,7 @@ async def test_a_transaction_that_stands_still_is_ended_by_the_server(
     await database.close()
 
 
-async def test_a_statement_of_a_client_that_stands_still_is_ended_by_the_server(
+async def test_the_server_ends_the_statement_of_a_frozen_client(
     dial: Dial,
 ) -> None:
     """Who is frozen cannot send that it has given up."""

@@ -158,7 +158,7 @@ async def test_only_a_running_task_has_a_present_execution(world: StoreWorld) ->
     assert await tasks.running(world.tenant_id, task_id) == given
 
 
-async def test_a_heartbeat_does_not_extend_the_execution_that_came_while_it_waited(
+async def test_a_late_heartbeat_does_not_extend_the_next_execution(
     world: StoreWorld, database_url: str
 ) -> None:
     leases = LeaseStore(world.database)

@@ -101,7 +101,7 @@ async def test_a_worker_that_began_since_the_backup_goes_on(
     await eventually(got, within=10, what="the worker gets the task")
 
 
-async def test_numbers_of_wakes_that_repeat_are_heard(
+async def test_repeated_wake_numbers_are_read(
     local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """What was heard under these numbers was something else."""
@@ -167,7 +167,7 @@ async def test_profiles_of_webhooks_are_read_anew(local_node: LocalNode) -> None
     assert not webhooks._known
 
 
-async def test_a_run_that_was_begun_since_the_backup_begins_again(
+async def test_a_run_started_since_the_backup_starts_again(
     local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """The task that runs it was leased before, and its lease is kept."""
@@ -189,7 +189,7 @@ async def test_a_run_that_was_begun_since_the_backup_begins_again(
     await local_node.until(str(task_id), "completed")
 
 
-async def test_steps_that_are_leased_with_the_end_before_them_have_new_fences(
+async def test_eagerly_leased_steps_have_new_fences_after_a_restore(
     local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """They are claimed by the statement that releases them."""

@@ -153,7 +153,7 @@ def test_a_certificate_is_shown_with_a_key_from_the_same_place(
     assert "MAINSPRING_CLIENT_KEY" not in inherited
 
 
-def test_certificates_that_cannot_be_shown_are_told(
+def test_unreadable_client_certificates_are_reported(
     own: Certificate, openssl: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="client_key means nothing without client_cert"):

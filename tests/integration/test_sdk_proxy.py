@@ -74,7 +74,7 @@ async def test_only_our_own_variable_names_the_proxy(
     assert proxy.asked == [NAME, NAME], "one tunnel each, which all its calls share"
 
 
-async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
+async def test_clients_workers_and_commands_use_tls_through_a_proxy(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
     shown = authority.issue("api", "DNS:mainspring.invalid")
@@ -111,7 +111,7 @@ async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
 @pytest.mark.parametrize(
     ("login", "name", "why"), [("ann:wrong", NAME, "407"), ("ann:s3cret", "no.invalid:1", "502")]
 )
-async def test_a_refusal_is_told_without_the_password(
+async def test_a_refusal_does_not_show_the_password(
     create: Callable[..., Any], login: str, name: str, why: str
 ) -> None:
     async with tunnel_proxy({NAME: "http://127.0.0.1:1"}, login="ann:s3cret") as proxy:
@@ -125,7 +125,7 @@ async def test_a_refusal_is_told_without_the_password(
 @pytest.mark.parametrize(
     "wrong", ["proxy.example:3128", "https://proxy.example:3128", "http://x", "http://ann:s3cret"]
 )
-def test_what_is_no_proxy_is_told_at_once(wrong: str) -> None:
+def test_a_bad_proxy_url_is_refused_at_once(wrong: str) -> None:
     with pytest.raises(ConfigError, match="proxy: write it as http://host:port") as told:
         Client("http://x", "key", proxy=wrong)
     assert "s3cret" not in str(told.value)

@@ -92,7 +92,7 @@ async def test_a_report_that_is_refused_keeps_its_form(local_node: LocalNode) ->
     assert document["errors"] == [{"pointer": "/outcomes/0/result", "detail": detail}]
 
 
-async def test_a_node_that_stops_says_so(
+async def test_a_stopping_node_refuses_polls_with_a_reason(
     local_node: LocalNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mainspring.worker")

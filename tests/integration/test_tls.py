@@ -270,7 +270,7 @@ async def ask(url: str, ca: Path | None) -> int:
         await database.close()
 
 
-async def test_the_database_must_prove_who_it_is(
+async def test_the_database_must_prove_its_identity(
     database_url: str, authority: Authority, stranger: Authority
 ) -> None:
     certificate = authority.issue("database", "DNS:localhost")

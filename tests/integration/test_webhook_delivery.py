@@ -122,9 +122,7 @@ async def drip_headers(_request: Received, writer: asyncio.StreamWriter) -> None
 
 
 @pytest.mark.parametrize("script", [never, drip, drip_headers])
-async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
-    sent: Deliveries, script: object
-) -> None:
+async def test_an_endless_response_ends_at_the_deadline(sent: Deliveries, script: object) -> None:
     async with receiver(script) as slow, receiver(OK) as quick:  # type: ignore[arg-type]
         stuck = execution(slow.url(), timeout=0.7)
         began = monotonic()
@@ -149,7 +147,7 @@ async def test_a_running_execution_is_cancelled(sent: Deliveries) -> None:
         assert report.outcome is Outcome.CANCELLED
 
 
-async def test_a_full_host_queues_and_a_waiting_execution_can_be_cancelled() -> None:
+async def test_a_full_host_queues_and_a_queued_call_can_be_cancelled() -> None:
     settings = HttpSettings(Caps(100, 10, 2), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
     async with deliveries(settings) as sent, receiver(never) as slow, receiver(OK) as quick:
         stuck = [execution(slow.url()) for _ in range(5)]
@@ -351,7 +349,7 @@ async def test_without_leave_nothing_reaches_loopback(url: str) -> None:
         assert there.connections == 0
 
 
-async def test_a_kept_connection_is_no_way_around_another_tenants_rules() -> None:
+async def test_a_reused_connection_obeys_each_tenants_egress_rules() -> None:
     profiles = Profiles()
     profiles.by_tenant[2] = WebhookProfile(deny=("127.0.0.0/8",))
     async with deliveries(SETTINGS, profiles) as sent, receiver(OK) as there:

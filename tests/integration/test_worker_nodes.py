@@ -62,7 +62,7 @@ async def delays_between(one: LocalNode, two: LocalNode) -> list[float]:
     return sorted(delays)
 
 
-async def test_lanes_that_ask_at_different_nodes_are_shown_as_one_worker(
+async def test_lanes_polling_different_nodes_are_shown_as_one_worker(
     pair: tuple[LocalNode, LocalNode],
 ) -> None:
     one, two = pair
@@ -151,7 +151,7 @@ async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url
                 assert await waiting == []
 
 
-async def test_what_a_frozen_worker_loses_at_another_node_does_not_come_back_to_it(
+async def test_a_lease_lost_at_another_node_does_not_come_back(
     database_url: str,
 ) -> None:
     async with (
@@ -205,7 +205,7 @@ async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[LocalNode, Lo
         ({"host": "0.0.0.0", "advertise_url": "https://work.example/"}, "https://work.example"),
     ],
 )
-async def test_workers_are_told_an_address_that_they_can_reach(
+async def test_workers_get_an_address_that_they_can_reach(
     database_url: str, settings: dict[str, Any], told: str
 ) -> None:
     async with open_local_node(database_url, **settings) as local_node:

@@ -15,7 +15,7 @@ async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
         yield opened
 
 
-async def test_workers_are_shown_with_what_they_said_and_hold(local_node: LocalNode) -> None:
+async def test_workers_are_shown_with_their_offers_and_leases(local_node: LocalNode) -> None:
     await local_node.create()
     worker = local_node.worker()
     about = {"host": "db7", "slots": 8, "versions": {"python": "3.11"}, "memory_bytes": 1e6}
@@ -40,7 +40,7 @@ async def test_workers_are_shown_with_what_they_said_and_hold(local_node: LocalN
     assert (node["url"], node["partitions"]) == (local_node.server.url, 256)
 
 
-async def test_all_that_the_lanes_of_a_worker_offer_is_shown(local_node: LocalNode) -> None:
+async def test_offers_of_all_lanes_of_a_worker_are_shown(local_node: LocalNode) -> None:
     worker = local_node.worker(offers={"resources": {"cpu": 2}})
     lanes: tuple[dict[str, Any], ...] = (
         {"handlers": ["fetch", "Zip"], "queues": ["default"], "tags": ["gpu"]},

@@ -33,7 +33,7 @@ async def slow_lease(database_url: str) -> AsyncIterator[LocalNode]:
         yield opened
 
 
-async def test_a_failure_is_tried_again_and_ends_as_a_dead_letter(local_node: LocalNode) -> None:
+async def test_a_failure_is_retried_and_ends_as_a_dead_letter(local_node: LocalNode) -> None:
     there = await local_node.create(retry={"max_attempts": 2, "initial": 0.05})
     worker = local_node.worker()
     for attempt in (1, 2):
@@ -47,7 +47,7 @@ async def test_a_failure_is_tried_again_and_ends_as_a_dead_letter(local_node: Lo
     assert [t["outcome"] for t in await local_node.executions(there)] == ["failed", "failed"]
 
 
-async def test_what_a_worker_says_about_trying_again_counts(local_node: LocalNode) -> None:
+async def test_a_workers_word_about_retrying_counts(local_node: LocalNode) -> None:
     never, later = await local_node.create(), await local_node.create()
     worker = local_node.worker()
     tasks: dict[str, dict[str, object]] = {}
@@ -129,7 +129,7 @@ async def test_a_fault_of_the_database_that_passes_costs_no_success(
     assert (read["state"], read["result"]) == ("completed", 7)
 
 
-async def test_who_completes_a_task_does_not_hang_while_that_cannot_be_written(
+async def test_completing_a_task_does_not_hang_without_the_database(
     slow_lease: LocalNode, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "_CONCLUDED_WITHIN", 0.2)
@@ -160,7 +160,7 @@ async def executions_mislaid(database_url: str) -> AsyncIterator[None]:
         await operator.close()
 
 
-async def test_the_same_report_again_is_accepted_again_and_changes_nothing(
+async def test_a_repeated_report_is_accepted_and_changes_nothing(
     local_node: LocalNode,
 ) -> None:
     there = await local_node.create()
@@ -174,7 +174,7 @@ async def test_the_same_report_again_is_accepted_again_and_changes_nothing(
 
 
 @pytest.mark.parametrize("first", ["failed", "succeeded", "released"])
-async def test_of_two_reports_of_an_execution_in_one_request_the_first_counts(
+async def test_of_two_reports_of_an_execution_the_first_counts(
     local_node: LocalNode, first: str
 ) -> None:
     there = await local_node.create(retry={"initial": 60})
@@ -199,7 +199,7 @@ async def test_of_two_reports_of_an_execution_in_one_request_the_first_counts(
     )
 
 
-async def test_an_old_execution_is_fenced_beside_the_report_of_the_present_one(
+async def test_an_old_execution_is_fenced_and_the_present_one_accepted(
     local_node: LocalNode,
 ) -> None:
     there = await local_node.create()
@@ -226,7 +226,7 @@ async def test_a_timeout_that_is_reported_again_is_accepted_again(local_node: Lo
 # --- refusals ---------------------------------------------------------------------------------
 
 
-async def test_who_says_the_contrary_later_is_fenced(local_node: LocalNode) -> None:
+async def test_a_contrary_later_report_is_fenced(local_node: LocalNode) -> None:
     """Whether or not there is a newer execution by then."""
     there = await local_node.create(retry={"initial": 0, "jitter": 0})
     worker, other = local_node.worker(), local_node.worker("w2")

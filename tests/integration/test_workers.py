@@ -115,7 +115,7 @@ async def test_commands_go_to_workers_that_run_commands(local_node: LocalNode) -
     assert (task["id"], task["target"]["argv"]) == (there, ["backup.sh", "--full"])
 
 
-async def test_a_worker_gets_no_more_than_it_asks_for_and_others_the_rest(
+async def test_a_worker_gets_what_it_asks_for_and_others_the_rest(
     local_node: LocalNode,
 ) -> None:
     await local_node.client.batch([work() for _ in range(7)])
@@ -149,7 +149,7 @@ async def test_a_key_and_a_limit_hold_for_workers_too(local_node: LocalNode) -> 
 # --- cancels ---------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_waits_hears_of_a_cancel_at_once(database_url: str) -> None:
+async def test_a_polling_worker_learns_of_a_cancel_at_once(database_url: str) -> None:
     async with open_local_node(database_url, worker_lease=300.0) as local_node:
         there = await local_node.create()
         worker = local_node.worker()
@@ -224,7 +224,7 @@ async def test_heartbeats_keep_a_long_task(local_node: LocalNode) -> None:
     assert len(await local_node.executions(there)) == 1
 
 
-async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_nothing(
+async def test_a_restarted_worker_frees_its_leases_and_revives_none(
     database_url: str,
 ) -> None:
     """SCENARIOS 16, with a lease that would last for minutes."""
@@ -287,7 +287,7 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
             assert (await local_node.task(neighbour))["state"] == "completed"
 
 
-async def test_who_announces_starts_is_not_blamed_for_what_it_did_not_begin(
+async def test_a_worker_is_not_blamed_for_tasks_it_did_not_start(
     database_url: str,
 ) -> None:
     """SCENARIOS 50: however often it dies, and although it keeps the lease meanwhile."""
@@ -316,7 +316,7 @@ async def test_who_announces_starts_is_not_blamed_for_what_it_did_not_begin(
         assert (await local_node.until(there, "failed"))["error"]["code"] == "poison"
 
 
-async def test_of_many_leases_none_is_taken_to_have_begun(database_url: str) -> None:
+async def test_of_many_leases_none_counts_as_started(database_url: str) -> None:
     """A worker that never says what it begins: only what it got alone counts against a task."""
     async with open_local_node(database_url, worker_lease=300.0) as local_node:
         both = {await local_node.create() for _ in range(2)}
@@ -366,7 +366,7 @@ async def test_the_hard_timeout_ends_what_heartbeats_for_ever(local_node: LocalN
 
 
 @pytest.mark.parametrize("status", ["failed", "released", "succeeded"])
-async def test_a_cancel_is_heard_at_the_next_heartbeat(local_node: LocalNode, status: str) -> None:
+async def test_a_cancel_arrives_with_the_next_heartbeat(local_node: LocalNode, status: str) -> None:
     """SCENARIOS 19."""
     there = await local_node.create(retry={"max_attempts": 1})
     worker = local_node.worker()
@@ -378,7 +378,7 @@ async def test_a_cancel_is_heard_at_the_next_heartbeat(local_node: LocalNode, st
     assert state == ("completed" if status == "succeeded" else "cancelled")
 
 
-async def test_a_cancelled_task_of_a_worker_that_is_gone_ends_as_cancelled(
+async def test_a_cancelled_task_of_a_lost_worker_ends_as_cancelled(
     local_node: LocalNode,
 ) -> None:
     there = await local_node.create()
@@ -387,7 +387,7 @@ async def test_a_cancelled_task_of_a_worker_that_is_gone_ends_as_cancelled(
     assert (await local_node.until(there, "cancelled"))["attempts"] == 1
 
 
-async def test_a_completion_that_races_the_end_of_the_lease_has_one_outcome(
+async def test_a_completion_at_the_end_of_the_lease_has_one_outcome(
     local_node: LocalNode,
 ) -> None:
     """SCENARIOS 15."""
@@ -406,7 +406,7 @@ async def test_a_completion_that_races_the_end_of_the_lease_has_one_outcome(
         assert (await local_node.task(there))["result"] == "second"
 
 
-async def test_a_node_that_waits_for_less_long_than_it_is_asked_to_says_so(
+async def test_a_node_says_when_it_waits_shorter_than_it_is_asked_to(
     database_url: str,
 ) -> None:
     body = {"worker": "w", "incarnation": "1", "handlers": ["work"], "max": 1}

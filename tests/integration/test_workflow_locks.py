@@ -133,7 +133,7 @@ async def test_two_nodes_that_record_steps_of_a_run_take_turns(
     assert await world.state(run) == "failed"
 
 
-async def test_without_the_lock_of_the_run_they_would_wait_for_each_other(
+async def test_without_the_lock_of_the_run_they_would_deadlock(
     world: RunWorld,
     other: asyncpg.Connection,
     third: asyncpg.Connection,

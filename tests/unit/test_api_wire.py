@@ -49,7 +49,7 @@ def test_only_the_target_is_required(validator: TaskValidator) -> None:
     assert spec == TaskSpec(Target("handler", name="mainspring.noop"))
 
 
-def test_everything_that_can_be_said_is_kept(validator: TaskValidator) -> None:
+def test_every_field_is_kept(validator: TaskValidator) -> None:
     task = make(
         validator,
         target={"type": "http", "url": "https://a.example/x?y=1", "headers": {"X-A": "1"}},
@@ -235,7 +235,7 @@ def test_what_makes_no_sense_is_refused_with_its_place(
         ({"timeout": "P2D"}, "is 172800 seconds; the most is 86400"),
     ],
 )
-def test_what_is_allowed_is_said(
+def test_the_allowed_values_are_listed(
     validator: TaskValidator, fields: dict[str, Any], detail: str
 ) -> None:
     (problem,) = refusal(validator, json.dumps({"target": NOOP, **fields}).encode()).problems

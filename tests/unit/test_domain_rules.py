@@ -170,7 +170,7 @@ def test_an_end_is_an_end(outcome: Outcome, state: TaskState) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.LOST])
-def test_who_was_not_to_blame_keeps_the_due_time(outcome: Outcome) -> None:
+def test_a_blameless_end_keeps_the_due_time(outcome: Outcome) -> None:
     again = decided(outcome, failures=99)
     assert isinstance(again, RetryLater)
     assert again.delay is None

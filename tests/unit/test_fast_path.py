@@ -235,7 +235,7 @@ async def test_too_many_connections_are_refused(app: FastPathApp) -> None:
     assert app.paths == [ORDINARY]
 
 
-async def test_who_does_not_take_answers_is_not_served_on_the_spot(
+async def test_a_client_that_does_not_read_is_not_served_fast(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
     transport = await known(transports)
@@ -250,7 +250,7 @@ async def test_who_does_not_take_answers_is_not_served_on_the_spot(
 # --- order, and what comes in between ----------------------------------------------------------
 
 
-async def test_who_comes_while_an_answer_is_under_way_waits_for_it(
+async def test_a_request_during_an_answer_waits_for_it(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
     transport = await known(transports)
@@ -265,7 +265,7 @@ async def test_who_comes_while_an_answer_is_under_way_waits_for_it(
     assert await tell(transport, post(B)) == b"fast:bbbb"
 
 
-async def test_who_comes_behind_an_ordinary_request_waits_too(
+async def test_a_request_behind_an_ordinary_one_waits_too(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
     transport = await known(transports)
@@ -306,7 +306,9 @@ async def test_nonsense_after_an_answer_under_way(
     assert app.served[1:] == [(FAST, B)]
 
 
-async def test_who_hangs_up_is_not_answered(transports: TransportFactory, app: FastPathApp) -> None:
+async def test_a_closed_connection_is_not_answered(
+    transports: TransportFactory, app: FastPathApp
+) -> None:
     transport = await known(transports)
     app.closed = True
     transport.send(post(B), post(C))

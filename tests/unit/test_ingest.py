@@ -65,7 +65,7 @@ def creation() -> Creation:
     ("problem", "looked", "doubts", "begun"),
     [(StoreUnavailable("lost"), True, 1, None), (NothingSent("no connection"), False, 0, ())],
 )
-async def test_what_may_have_been_written_is_looked_for_and_then_doubted(
+async def test_an_unanswered_batch_is_looked_up_then_marked_stale(
     monkeypatch: pytest.MonkeyPatch,
     problem: StoreUnavailable,
     looked: bool,

@@ -169,7 +169,7 @@ async def test_tasks_are_started_while_the_databases_clock_is_back() -> None:
         await asyncio.wait_for(world.executor.was_started.wait(), 5)
 
 
-async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() -> None:
+async def test_others_leases_are_ended_while_the_clock_is_set_back() -> None:
     world = World()
     world.clock.advance(3600.0)
     world.clock.jump_back(3600.0)
@@ -181,7 +181,7 @@ async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() ->
         await asyncio.wait_for(world.store.losing.wait(), 5)
 
 
-async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:
+async def test_a_cancel_before_the_answer_to_the_claim_is_acted_on() -> None:
     world = World()
     world.engine.extend_horizon(NOW + 10)
     world.engine.update([row(1, capability="http", due=NOW)], NOW)

@@ -268,7 +268,7 @@ async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Be
     assert "window" in jobs[jobs.index("more") :]
 
 
-async def test_a_refill_that_could_not_be_told_is_asked_for_again(bench: Bench) -> None:
+async def test_a_failed_refill_is_requested_again(bench: Bench) -> None:
     turned_away = [task(n) for n in range(6)]
     engine = bench.state.engine
     async with bench.running():
@@ -297,14 +297,14 @@ async def test_what_fails_in_one_loop_ends_no_read_of_the_other(bench: Bench) ->
     assert bench.store.asked_for("window").count([3]) == 1
 
 
-async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:
+async def test_wakes_are_confirmed_after_the_engine_has_them(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
         assert await bench.request_wakes(3) == [[], [10, 11], []]
     assert len(bench.state.engine.window) == 1
 
 
-async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> None:
+async def test_wakes_read_under_another_node_id_stay(bench: Bench) -> None:
     """In a database that was set back their numbers are others'."""
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
@@ -314,7 +314,7 @@ async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> No
         assert await bench.request_wakes(2) == [[], []]
 
 
-async def test_wakes_read_before_the_database_was_set_back_are_not_told(bench: Bench) -> None:
+async def test_wakes_read_before_a_restore_are_not_confirmed(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10])]
     compile_fast_path, state = bench.limits.limits, bench.state
 
@@ -353,9 +353,7 @@ async def test_no_partition_is_acted_for_by_limits_of_another_life(bench: Bench)
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("lost"), ValueError("a mistake of ours")])
-async def test_wakes_of_which_the_engine_did_not_hear_stay(
-    bench: Bench, problem: Exception
-) -> None:
+async def test_wakes_that_the_engine_did_not_get_stay(bench: Bench, problem: Exception) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10])]
     bench.limits.problem = problem
     async with bench.running():
@@ -407,7 +405,7 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
     assert len(bench.state.engine.window) == 2 - len(looked_at)
 
 
-async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(bench: Bench) -> None:
+async def test_a_partition_is_read_once_for_all_tenants_that_need_it(bench: Bench) -> None:
     stream = StreamKey(1, 5, "q", "http", None, 5)
     keys = [StreamKey(1, 5), StreamKey(2, 5), stream, StreamKey(1, 6), StreamKey(1, 7)]
     wanted = [Refill(key, NOW, (), 4) for key in keys]

@@ -109,7 +109,7 @@ async def test_an_answer_after_the_end_is_dropped_in_silence(
     assert not caplog.records
 
 
-async def test_a_request_with_others_behind_it_hears_of_the_end() -> None:
+async def test_a_request_with_others_behind_it_sees_the_disconnect() -> None:
     """A long poll must not wait for a client that left, whatever else that one had sent."""
     waits, left = asyncio.Event(), asyncio.Event()
 

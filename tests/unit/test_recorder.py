@@ -80,7 +80,7 @@ async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
     assert sorted(store.asked) == [1, 1, 2, 2, 3, 4]
 
 
-async def test_of_two_who_tell_of_one_execution_at_a_time_one_is_accepted() -> None:
+async def test_of_two_concurrent_reports_of_an_execution_one_counts() -> None:
     """The other one is to hear that its word does not count, though the execution succeeded."""
     async with recording(Refuses()) as recorder:
         first, second = await asyncio.gather(

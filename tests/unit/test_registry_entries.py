@@ -90,7 +90,7 @@ async def test_lanes_that_come_at_the_same_time_are_both_known(world: World) -> 
     assert world.store.offers[-1]["handlers"] == ["fetch", "mail", "train"]
 
 
-async def test_every_kind_is_told_by_itself(world: World) -> None:
+async def test_every_offer_is_announced_separately(world: World) -> None:
     await world.ask(THREADS, PROCESSES, THREADS)
     assert set(world.registry.kinds()) == {(1, THREADS), (1, PROCESSES)}
     assert len(list(world.registry.kinds())) == 2
@@ -98,7 +98,7 @@ async def test_every_kind_is_told_by_itself(world: World) -> None:
     assert world.registry.heard(SESSION._replace(incarnation="2"), None) == ()
 
 
-async def test_a_new_process_offers_what_it_says_itself(world: World) -> None:
+async def test_a_new_process_has_only_its_own_offers(world: World) -> None:
     await world.ask(THREADS, PROCESSES)
     await world.ask(PROCESSES, holder=SESSION._replace(incarnation="2"))
     assert list(world.registry.kinds()) == [(1, PROCESSES)]
@@ -122,7 +122,7 @@ async def test_a_heartbeat_keeps_every_kind_known(
     assert sorted(known) == sorted([(1, THREADS, now), (1, PROCESSES, now)])
 
 
-async def test_one_with_long_leases_is_there_from_one_heartbeat_to_the_next() -> None:
+async def test_a_worker_with_long_leases_is_kept_between_heartbeats() -> None:
     world = World(there_for(600.0))
     await world.ask(THREADS)
     world.clock.advance(401)
@@ -143,7 +143,7 @@ async def test_what_could_not_be_written_is_written_later(world: World) -> None:
     assert world.store.offers == [offer_shown(THREADS, PROCESSES)]
 
 
-async def test_one_that_offers_something_new_every_time_is_not_remembered_whole(
+async def test_ever_new_offers_of_a_worker_are_not_all_remembered(
     world: World,
 ) -> None:
     random = Random(1)
@@ -157,13 +157,13 @@ async def test_one_that_offers_something_new_every_time_is_not_remembered_whole(
     assert any("h999" in offer.handlers for offer in kinds)
 
 
-def test_resources_are_shown_as_told_last() -> None:
+def test_resources_are_shown_as_last_reported() -> None:
     small, large = THREADS._replace(memory_mb=10, cpu=1), PROCESSES._replace(memory_mb=20, cpu=2)
     shown = offer_shown(large, small._replace(commands=True))
     assert (shown["memory_mb"], shown["cpu"], shown["commands"]) == (10, 1, True)
 
 
-async def test_who_hung_up_is_not_told_of_until_it_is_heard_again(world: World) -> None:
+async def test_a_worker_that_hung_up_is_hidden_until_it_returns(world: World) -> None:
     await world.ask(THREADS)
     assert list(world.registry.kinds()) == [(1, THREADS)]
     world.registry.left(WorkerSession(1, "w", "before"))
@@ -182,7 +182,7 @@ async def test_of_very_long_offers_few_are_remembered(world: World) -> None:
     assert len(list(world.registry.kinds())) == 2
 
 
-async def test_what_workers_hold_is_written_again_under_another_id_of_the_node(
+async def test_lease_counts_are_written_again_under_a_new_node_id(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database may have been set back to before it was written."""

@@ -216,7 +216,7 @@ def unbuilt(**parts: Any) -> Any:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_tasks_are_claimed_for_a_worker_as_the_grant_says(shared: bool) -> None:
+async def test_tasks_are_claimed_for_a_worker_within_its_grant(shared: bool) -> None:
     opened: list[Poll] = []
 
     async def nothing(*_: Any) -> list[Any]:

@@ -155,7 +155,7 @@ class TestTasks:
         assert double(4) == 8
         assert double.__name__ == "double"
 
-    def test_async_ones_too_and_a_context_is_made_up(self) -> None:
+    def test_async_functions_run_too_with_a_default_context(self) -> None:
         @app().task(name="other")
         async def attempt(ctx: Context) -> int:
             return ctx.attempt

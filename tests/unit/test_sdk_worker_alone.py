@@ -157,7 +157,7 @@ async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(
     assert two_lanes.runner.running == [other]
 
 
-async def test_a_suspect_waits_until_all_others_are_over_and_told(two_lanes: TwoLaneWorker) -> None:
+async def test_a_suspect_waits_until_all_others_are_reported(two_lanes: TwoLaneWorker) -> None:
     first, second, suspect = leased(), leased(), leased(alone=True)
     await two_lanes.nodes.give(first, second)
     await two_lanes.nodes.give(suspect)

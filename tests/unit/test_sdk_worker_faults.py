@@ -123,7 +123,7 @@ def test_a_redirect_is_no_success() -> None:
 
 class TestReports:
     @pytest.mark.parametrize("kind", [Unauthenticated, Forbidden, NotFound, Conflict])
-    async def test_who_may_not_report_now_says_the_same_later(
+    async def test_a_refused_report_is_repeated_later(
         self, monkeypatch: pytest.MonkeyPatch, kind: Any
     ) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
@@ -242,7 +242,7 @@ class TestHandlers:
         return one.verdict
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
-    async def test_who_wants_to_end_the_process_fails_alone(self, kind: Any) -> None:
+    async def test_a_handler_that_exits_fails_alone(self, kind: Any) -> None:
         async def leave() -> None:
             await asyncio.sleep(0)
             raise kind(3)
@@ -257,7 +257,7 @@ class TestHandlers:
             (Unspeakable(), "Unspeakable: it cannot be told"),
         ],
     )
-    async def test_every_failure_can_be_told(self, problem: Exception, message: str) -> None:
+    async def test_every_failure_can_be_reported(self, problem: Exception, message: str) -> None:
         async def fail() -> None:
             raise problem
 
@@ -295,7 +295,7 @@ async def test_the_log_of_a_task_is_there_before_its_end() -> None:
     assert [type(body) for body in fake_nodes.asked] == [LogsIn, ReportIn]
 
 
-async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
+async def test_an_outcome_does_not_wait_long_for_undelivered_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reports, "_FLUSH_WITHIN", 0.01)
@@ -307,7 +307,7 @@ async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
     assert [type(body) for body in fake_nodes.asked] == [ReportIn, LogsIn], "it is sent once"
 
 
-async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_logging_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_MOST_LINES", 1)
     one = attempt()
 
@@ -325,7 +325,7 @@ async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyP
     sender.close()
 
 
-async def test_an_outcome_waits_for_the_lines_of_its_own_execution_only() -> None:
+async def test_an_outcome_waits_for_its_own_executions_logs_only() -> None:
     fake_nodes = Deaf()
     sender, talker, silent = LogSender(fake_nodes), attempt(), attempt()  # type: ignore[arg-type]
     sender.line_of(talker.leased, HandlerLogLine("hello", "info"))
@@ -353,7 +353,7 @@ async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
     assert [line.message for line in fake_nodes.asked[1].lines] == ["again"]
 
 
-async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
+async def test_waiting_for_undelivered_logs_leaves_nothing_behind() -> None:
     sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     before = len(asyncio.all_tasks())
@@ -437,7 +437,7 @@ def test_a_process_outlives_what_json_does_not_know() -> None:
     assert words[1].verdict == ReportedOutcome("failed", None, "failed", "FileNotFoundError: ?")
 
 
-async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_worker_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(url="http://x", api_key="key")
     closing = asyncio.Event()
     tasks = [leased()]

@@ -112,7 +112,7 @@ class TestTries:
     @pytest.mark.parametrize(
         ("why", "code"), [("timeout", "timeout"), ("cancelled", "cancelled"), ("memory", "memory")]
     )
-    def test_who_ended_it_says_why(self, why: Ending, code: str) -> None:
+    def test_an_ended_execution_has_a_reason(self, why: Ending, code: str) -> None:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
         one.end(why)
@@ -127,7 +127,7 @@ class TestTries:
         one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict == ReportedOutcome("succeeded", b"1")
 
-    def test_of_a_lost_execution_nothing_is_told(self) -> None:
+    def test_a_lost_execution_is_not_reported(self) -> None:
         one = attempt([])
         one.end("timeout")
         one.end("lost")
@@ -250,7 +250,7 @@ class TestDemand:
         assert home.interruptions == interruptions
 
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
-    async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
+    async def test_no_more_is_asked_for_than_slots_are_free(self, slots: int) -> None:
         fake_nodes = FakeNodes()
         leaser = Leaser(Lane(slots, ["x"], commands=False), Home(fake_nodes))
         work = asyncio.create_task(leaser.run())
@@ -287,7 +287,9 @@ class TestReports:
         await asyncio.gather(work, return_exceptions=True)
         return done
 
-    async def test_until_they_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_reports_are_sent_until_they_are_answered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
         fake_nodes = FakeNodes()
         fake_nodes.answers = [Unreachable("no"), Unreachable("no")]
@@ -389,7 +391,7 @@ class TestComplaints:
             (logging.WARNING, "http://a cannot be reached: refused"),
         ]
 
-    def test_it_is_said_again_when_the_node_answered_meanwhile(
+    def test_a_silent_node_is_reported_again_after_an_answer(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         lease_errors, lost = LeaseErrors(), Unreachable("http://a is gone")
@@ -430,7 +432,7 @@ class TestNodes:
         nodes._take([NodeAddressOut(uuid4(), url, 10) for url in told])
         assert list(nodes.urls) == called
 
-    def test_who_does_not_answer_is_left_to_the_others(self) -> None:
+    def test_an_unresponsive_node_is_replaced_by_others(self) -> None:
         nodes = Nodes(Address("http://lb", "key"))
         nodes._take(
             [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
@@ -439,7 +441,9 @@ class TestNodes:
         assert list(nodes.urls) == ["http://b:1", "http://lb"]
 
     @pytest.mark.parametrize(("kind", "asked_again"), [("not-ready", False), ("crowded", True)])
-    async def test_who_stops_is_left_to_the_others(self, kind: str, asked_again: bool) -> None:
+    async def test_a_stopping_node_is_replaced_by_others(
+        self, kind: str, asked_again: bool
+    ) -> None:
         class Way:
             async def send(self, *_what: Any) -> Response:
                 return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
@@ -477,7 +481,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker._heartbeats.stop()
 
 
-async def test_an_execution_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+async def test_a_finished_execution_leaves_no_reference_cycles() -> None:
     app = App(url="http://x", api_key="key")
     contexts: list[weakref.ref[Context]] = []
 

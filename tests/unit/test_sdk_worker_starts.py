@@ -81,7 +81,7 @@ class TestTries:
         one.end(why)
         assert not one.begin()
 
-    def test_who_withdraws_it_and_who_begins_it_agree(self) -> None:
+    def test_withdrawing_and_starting_agree(self) -> None:
         first, second = attempt(), attempt()
         assert (first.withdraw(), first.begin()) == (True, False)
         assert (second.begin(), second.withdraw()) == (True, False)
@@ -101,7 +101,7 @@ class TestTries:
         one.finish(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict == RELEASED
 
-    def test_it_says_that_it_begins_before_it_does(self) -> None:
+    def test_a_start_is_announced_before_it_happens(self) -> None:
         one, said = attempt(), list[bool]()
         one.on_begin = lambda begun: said.append(begun.begun)
         assert one.begin()
@@ -274,9 +274,7 @@ class TestHeartbeats:
         assert not one.begin()
         assert len(found.server.asked) == 1
 
-    async def test_what_is_lost_does_not_begin_however_late_the_loop_hears(
-        self, beating: Callable[..., Beating]
-    ) -> None:
+    async def test_a_lost_execution_never_starts(self, beating: Callable[..., Beating]) -> None:
         one = attempt(lease=900.0)
         one.arriving = True  # the event loop has not heard of it yet
         found = beating(one, before=lambda b: b.server.answers.append("lost"))
@@ -371,7 +369,9 @@ class TestStartChannels:
         yield made
         made.close()
 
-    def test_a_start_is_told_as_it_happens(self, sockets: Sockets, channels: StartChannels) -> None:
+    def test_a_start_is_reported_as_it_happens(
+        self, sockets: Sockets, channels: StartChannels
+    ) -> None:
         one = attempt()
         assert channels.reserve(one)
         taken = sockets.take()
@@ -473,7 +473,7 @@ class TestOlderNodes:
             assert answer.tasks == []
         assert ["announces_starts" in asked for asked in node.asked] == [True, False, False]
 
-    async def test_they_do_not_hear_of_what_has_not_begun(
+    async def test_older_nodes_get_no_unstarted_executions(
         self, node: OlderNode, nodes: Nodes
     ) -> None:
         begun, alone, waiting = attempt(), attempt(), attempt()

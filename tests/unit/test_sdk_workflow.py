@@ -237,7 +237,7 @@ def test_what_is_no_function_for_a_step() -> None:
     assert list(flow.steps) == ["send"]
 
 
-def test_mistakes_are_told_where_they_are_made() -> None:
+def test_mistakes_are_raised_where_they_are_made() -> None:
     flow = Workflow("x")
     flow.step("a", handler="a")
     with pytest.raises(ValueError, match="has a step 'a' already"):

@@ -141,7 +141,7 @@ async def test_a_fault_of_the_sender_leaves_nobody_waiting(
     assert await recorder.outcomes(recorder.send(2)) == [200, 200]
 
 
-async def test_stopping_answers_what_was_not_even_begun(receiver: Receiver) -> None:
+async def test_stopping_answers_requests_that_were_not_sent(receiver: Receiver) -> None:
     recorder = SendRecorder(LoopSender, receiver)
     keys = recorder.send(100)
     recorder.sender.stop()

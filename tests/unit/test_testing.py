@@ -19,7 +19,7 @@ def app() -> App:
 
 
 class TestInline:
-    def test_a_result_and_what_was_said(self, app: App) -> None:
+    def test_a_result_with_its_logs_and_progress(self, app: App) -> None:
         @app.task
         async def add(a: int, b: int, ctx: Context) -> int:
             ctx.log("adding")

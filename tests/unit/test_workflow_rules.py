@@ -81,7 +81,7 @@ def test_when(when: When, ended: str, expected: StepDecision) -> None:
     assert decide(step, len(ended), found["s"], found["f"], found["k"], 3) is expected
 
 
-def test_a_step_without_needs_starts_at_once_and_a_cleanup_step_in_any_case() -> None:
+def test_steps_without_needs_start_at_once_cleanups_in_any_case() -> None:
     assert decide(Step("x", NOOP), 0, 0, 0, 0, 0) is START
     cleanup = Step("x", NOOP, ("a", "b"), "all_finished", cleanup=True)
     assert decide(cleanup, 1, 0, 1, 0, 2) is WAIT
@@ -146,7 +146,7 @@ class Counting:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_counters_and_rules_do_what_the_book_says(data: st.DataObject) -> None:
+def test_counters_and_rules_match_the_model(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     assert graph_problems(definition.steps) == []
     ends = data.draw(outcomes(definition))

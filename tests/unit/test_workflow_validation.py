@@ -46,7 +46,7 @@ async def errors(document: object, config: Config | None = None) -> dict[str, st
     return {problem.pointer: problem.detail for problem in caught.value.problems}
 
 
-async def test_everything_that_is_wrong_is_said_at_once() -> None:
+async def test_all_mistakes_are_reported_at_once() -> None:
     found = await errors(
         workflow(
             step("a", "c"),
