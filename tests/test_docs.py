@@ -227,11 +227,13 @@ async def run_blocks(
     for index, block in enumerate(all_blocks):
         if runs(block):
             status = int((results / f"{index}.status").read_text())
-            said = (results / f"{index}.out").read_text()
-            assert status == block.exit_status, f"{block.where} ended with {status}:\n{said}"
+            output = (results / f"{index}.out").read_text()
+            assert status == block.exit_status, f"{block.where} ended with {status}:\n{output}"
         elif block.follows is not None and runs(all_blocks[block.follows]):
-            said = (results / f"{block.follows}.out").read_text()
-            assert shape(said) == shape(block.text), f"{block.where} shows something else:\n{said}"
+            output = (results / f"{block.follows}.out").read_text()
+            assert shape(output) == shape(block.text), (
+                f"{block.where} shows something else:\n{output}"
+            )
 
 
 def runs(block: Block) -> bool:
@@ -318,8 +320,8 @@ class TestNames:
         pattern = r"`([a-z_]+)`\s\((\d+(?:\.\d+)?)(?: (s|ms))?[);]"
         for name, value, unit in re.findall(pattern, document.read_text()):
             assert name in SETTINGS, f"{name} is no setting"
-            said = float(value) / (1000 if unit == "ms" else 1)
-            assert said == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
+            default = float(value) / (1000 if unit == "ms" else 1)
+            assert default == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
 
     def test_metrics(self, document: Path) -> None:
         known = {exposed_name(metric) for metric in metrics()} | FIXTURES

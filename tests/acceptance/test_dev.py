@@ -58,9 +58,9 @@ class Dev:
         return found[1]
 
     async def _has_greeted(self) -> bool:
-        said = self.process.output()
-        assert self.process.alive, said
-        return "Ctrl-C stops it" in said
+        output = self.process.output()
+        assert self.process.alive, output
+        return "Ctrl-C stops it" in output
 
 
 StartDev = Callable[..., Dev]

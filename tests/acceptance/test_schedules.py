@@ -28,7 +28,7 @@ EVERY_SECOND = {
 
 
 async def make(client: Client, count: int, **fields: object) -> dict[str, int]:
-    """So many schedules; answers their ids, and the second at which each is due first."""
+    """Create schedules; return their ids, and the second at which each is due first."""
     made: dict[str, int] = {}
 
     async def one(number: int) -> None:

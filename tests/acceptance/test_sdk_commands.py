@@ -184,7 +184,7 @@ async def test_a_worker_that_cannot_begin(tmp_path: Path) -> None:
         done = await asyncio.to_thread(run, "worker", *arguments, environment=environment)
         return done.returncode, done.stderr
 
-    for arguments, said in (
+    for arguments, output in (
         ((), "there is nothing to run"),
         (("no_such_module:app",), "cannot be imported"),
         (("json:app",), "has no mainspring.App"),
@@ -193,4 +193,4 @@ async def test_a_worker_that_cannot_begin(tmp_path: Path) -> None:
     ):
         status, text = await worker(*arguments)
         assert status == 2, text
-        assert said in text
+        assert output in text

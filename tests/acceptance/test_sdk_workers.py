@@ -174,7 +174,7 @@ async def test_hard_timeouts(workers: Workers) -> None:
 
 
 async def test_a_blocked_event_loop(workers: Workers) -> None:
-    """The heart goes on beating: a handler that blocks the loop for longer than the lease is not
+    """Heartbeats go on: a handler that blocks the loop for longer than the lease is not
     lost, neither are its neighbours; and its timeout ends it."""
     worker = await workers.start("--name", "one", "--concurrency", "10")
     neighbour = await workers.send(tasks.nap, 1.0, timeout=60, retry={"max_attempts": 1})

@@ -218,7 +218,7 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
     target = {"auth": {"bearer": bearer}, "secret_headers": {"X-Key": header}}
     own = "whsec_" + signing.encode().hex().ljust(48, "A")[:48]
     assert (await client.post("/v1/secrets", {"secret": own})).status == 201
-    said = []
+    texts = []
     async with receiver(echo) as there:
         for url in (
             there.url(),
@@ -228,28 +228,28 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
         ):
             body = {**http(url, **target), "retry": {**QUICK_RETRY, "max_attempts": 2}}
             answered = await client.post("/v1/tasks", body, Idempotency_Key=url)
-            said.append(answered.body)
+            texts.append(answered.body)
             task_id = UUID(answered.json()["id"])
             shown = answered.json()["target"]
             assert shown["auth"] == {"bearer": "***"}
             assert shown["secret_headers"] == {"X-Key": "***"}
             await finished(client, task_id)
-            said.append((await client.get(f"/v1/tasks/{task_id}")).body)
-            said.append((await client.get(f"/v1/tasks/{task_id}/executions")).body)
+            texts.append((await client.get(f"/v1/tasks/{task_id}")).body)
+            texts.append((await client.get(f"/v1/tasks/{task_id}/executions")).body)
         assert there.requests[0].headers["authorization"] == f"Bearer {bearer}"
         assert there.requests[0].headers["x-key"] == header
-    said.append((await client.get("/v1/tasks?payload=true")).body)
+    texts.append((await client.get("/v1/tasks?payload=true")).body)
     paths = ("/v1/secrets", "/v1/dead-letters", "/v1/audit", f"/v1/tasks/{task_id}/explain")
-    said += [(await client.get(path)).body for path in paths]
+    texts += [(await client.get(path)).body for path in paths]
     hourly = {"name": "hourly", "cron": "@hourly", "task": http(there.url(), **target)}
-    said.append((await client.post("/v1/schedules", hourly)).body)
-    said.append((await client.get("/v1/schedules")).body)
-    said.append((await node.client(await cluster.operator()).get("/metrics")).body)
+    texts.append((await client.post("/v1/schedules", hourly)).body)
+    texts.append((await client.get("/v1/schedules")).body)
+    texts.append((await node.client(await cluster.operator()).get("/metrics")).body)
     bad = {**http("http://127.0.0.1/", **target), "name": 7}
-    said.append((await client.post("/v1/tasks", bad)).body)
-    said.append(node.output().encode())
-    said.append(await everything_in(cluster))
-    for text in said:
+    texts.append((await client.post("/v1/tasks", bad)).body)
+    texts.append(node.output().encode())
+    texts.append(await everything_in(cluster))
+    for text in texts:
         for canary in (bearer, header, own, signing):
             assert canary.encode() not in text
             assert canary.encode().hex().encode() not in text

@@ -130,8 +130,8 @@ async def test_one_key_is_enough(live_api: LiveApi) -> None:
     connection = await live_api.connect()
     keys = ("Idempotency-Key: a", "idempotency-key: b")
     for path in ("/v1/tasks", "/v1/tasks/batch", "/v1/effects"):
-        status, _, said = await connection.post(NOOP, *keys, path=path)
-        assert (status, said["errors"][0]["pointer"]) == (422, "/headers/Idempotency-Key")
+        status, _, body = await connection.post(NOOP, *keys, path=path)
+        assert (status, body["errors"][0]["pointer"]) == (422, "/headers/Idempotency-Key")
     assert await live_api.count_tasks() == 0
 
 
@@ -237,7 +237,7 @@ async def test_keys_that_may_not(live_api: LiveApi) -> None:
 
 
 async def test_nobody_without_a_key_makes_heads_known(live_api: LiveApi) -> None:
-    """So many others would be forgotten for theirs."""
+    """They would push out the headers of others."""
     connection = await live_api.connect("nobody")
     for _ in range(3):
         assert (await connection.post(NOOP))[0] == 401

@@ -79,8 +79,8 @@ async def open_server(
     limits: ConnectionLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
 ) -> AsyncIterator[ServerUnderTest]:
     inside, metrics = inside or Inside(), Metrics()
-    door = open_http_server(inside, limits=limits, metrics=metrics, keep_alive=keep_alive)
-    async with door as listener:
+    opened = open_http_server(inside, limits=limits, metrics=metrics, keep_alive=keep_alive)
+    async with opened as listener:
         yield ServerUnderTest(inside, metrics, listener)
 
 
@@ -164,8 +164,8 @@ async def test_an_answer_that_says_it_is_the_last_is() -> None:
     async with open_server(inside=whole) as under_test:
         connection = await under_test.connect()
         connection.send(POST % 9)
-        said = await connection.read_to_end()
-    assert said.lower().count(b"connection: close") == 1
+        received = await connection.read_to_end()
+    assert received.lower().count(b"connection: close") == 1
 
 
 @pytest.mark.parametrize("value", ["a\nb: c", "a\r\nb: c", "a\rb"])

@@ -1,4 +1,4 @@
-"""Answers to polls that do not arrive: the worker went away, or its connection did."""
+"""Poll answers that do not arrive: the worker went away, or its connection did."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

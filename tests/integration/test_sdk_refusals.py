@@ -42,7 +42,7 @@ async def working(local_node: LocalNode) -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [
         (MOST, f"/outcomes/0/result: has {MOST + 2} bytes; the most is {MOST}"),
         (50_000, "20000"),
@@ -50,7 +50,7 @@ async def working(local_node: LocalNode) -> AsyncIterator[Worker]:
     ],
 )
 async def test_a_result_that_is_too_large(
-    local_node: LocalNode, caplog: pytest.LogCaptureFixture, count: int, said: str
+    local_node: LocalNode, caplog: pytest.LogCaptureFixture, count: int, message: str
 ) -> None:
     async with working(local_node):
         fits = await local_node.create("letters", payload={"count": MOST - 2})
@@ -58,11 +58,11 @@ async def test_a_result_that_is_too_large(
         assert len((await local_node.until(fits, "completed"))["result"]) == MOST - 2
         failed = await local_node.until(large, "failed")
     assert failed["error"]["code"] == "bad-report"
-    assert said in failed["error"]["message"]
+    assert message in failed["error"]["message"]
     assert len(await local_node.executions(large)) == 1, "no other execution would end otherwise"
     (warning,) = [line.message for line in caplog.records if line.name == "mainspring.worker"]
     assert large in warning
-    assert said in warning
+    assert message in warning
 
 
 async def test_a_request_that_is_refused_before_all_of_it_is_sent(local_node: LocalNode) -> None:
@@ -102,7 +102,7 @@ async def test_a_stopping_node_refuses_polls_with_a_reason(
     async def waits() -> bool:
         return len(lease_service._waiting) == 2
 
-    def said() -> list[tuple[int, str]]:
+    def logged() -> list[tuple[int, str]]:
         lines = [line for line in caplog.records if line.name == "mainspring.worker"]
         return [(line.levelno, line.message) for line in lines]
 
@@ -126,4 +126,4 @@ async def test_a_stopping_node_refuses_polls_with_a_reason(
     told = (
         f"{local_node.server.url}: the server answered 503: this node is stopping; ask another one"
     )
-    assert said() == [(logging.INFO, told)]
+    assert logged() == [(logging.INFO, told)]

@@ -62,12 +62,12 @@ async def answer(_scope: Any, _receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def https_server(config: Config) -> AsyncIterator[int]:
-    """The port of a server behind the door that the settings make."""
+    """The port of a server with the TLS of these settings."""
     listening = socket.create_server(("127.0.0.1", 0))
     tls = server_context(config)
     assert tls is not None
-    door = HttpConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
-    server = HttpServer(door)
+    http = HttpConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
+    server = HttpServer(http)
     await server.open(listening)
     try:
         yield listening.getsockname()[1]

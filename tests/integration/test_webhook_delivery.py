@@ -410,10 +410,10 @@ async def test_what_came_of_webhooks_is_counted() -> None:
         await sent.deliver("http://10.0.0.1/")
         await sent.deliver("http://2130706433/")
         later = answering(answer(202, b"", mainspring_complete="later"))
-        async with receiver(later) as taker, receiver(never) as slow:
+        async with receiver(later) as accepting, receiver(never) as slow:
             stuck = execution(slow.url(), timeout=0.3)
             gone = execution(slow.url())
-            accepted = execution(taker.url())
+            accepted = execution(accepting.url())
             sent.executor.start([stuck, gone, accepted])
             await sent.until_reported(stuck)
             value = sent.metrics.registry.get_sample_value

@@ -182,7 +182,7 @@ async def _at_once(
     failed: Execution,
 ) -> list[int]:
     """The one node has recorded a success, but not yet what follows from it, when the other records
-    a failure. Answers how many steps each of them released."""
+    a failure. Return how many steps each of them released."""
     now = await world.now()
 
     async def fail() -> Moved:

@@ -145,7 +145,7 @@ async def _start(world: RunWorld, run: UUID, chosen: list[str]) -> dict[str, Exe
 async def _end(
     world: RunWorld, plan: Plan, held: dict[str, Execution], outcomes: dict[str, TaskState]
 ) -> dict[str, Execution]:
-    """Record ends, at once or (where the order does not matter) on two connections; answers what
+    """Record ends, at once or (where the order does not matter) on two connections; return what
     started by that."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
     crash, offer = plan.crash(), plan.offer()

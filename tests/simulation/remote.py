@@ -187,7 +187,7 @@ class RemoteTenants(TenantStore):
 
 
 class RemoteConnection:
-    """Answers the statements of `store.cluster.ClusterStore`, known by their text."""
+    """A connection that knows the statements of `store.cluster.ClusterStore` by their text."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
         self._store = store

@@ -28,7 +28,7 @@ def post(body: bytes, *more: bytes, path: bytes = b"/", version: bytes = b"1.1")
 
 @dataclass
 class FastPathApp:
-    """Answers with the path on which a request came and its body, at once or when it is told to.
+    """An application that answers with the path of a request and its body, at once or when told to.
 
     Its fast path is `/` alone, and for `/early` it waits for no body.
     """

@@ -1,4 +1,4 @@
-"""A door with connections: connections over real sockets, byte by byte."""
+"""An HTTP server, and connections to it over real sockets, byte by byte."""
 
 import asyncio
 import socket
@@ -41,7 +41,7 @@ class HttpConnection:
         return int(status.split()[1]), headers, body
 
     async def read_to_end(self) -> bytes:
-        """All there is to hear until the door is shut."""
+        """Read until the server closes the connection."""
         async with asyncio.timeout(SOON):
             with suppress(ConnectionError):
                 return await self.reader.read()
@@ -53,7 +53,7 @@ class HttpConnection:
             await self.writer.wait_closed()
 
     async def send_slowly(self, text: bytes) -> None:
-        """Send a byte now and then, until the door is shut."""
+        """Send a text again and again until the connection is closed."""
         with suppress(ConnectionError):
             while not self.writer.is_closing():
                 self.send(text)
@@ -61,7 +61,7 @@ class HttpConnection:
                 await asyncio.sleep(0.02)
 
     async def read_refusal(self, status: int, code: str) -> dict[str, str]:
-        """The problem that is told before the door is shut."""
+        """Read the problem that the server sends before it closes the connection."""
         found, headers, body = await self.read_response()
         assert found == status, body
         assert headers["content-type"] == "application/problem+json"
@@ -73,7 +73,7 @@ class HttpConnection:
 
 @dataclass
 class HttpListener:
-    """A server that listens; who visits is shown out at the end."""
+    """A server that listens; its connections are closed at the end."""
 
     server: HttpServer
     port: int

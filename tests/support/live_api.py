@@ -18,8 +18,8 @@ from support.in_process_api import InProcessApi, open_api
 
 @dataclass
 class LiveApi:
-    """An api with a door, which remembers of every request with a known head whether it was
-    served on the spot."""
+    """The API behind an HTTP server, with a note of every request with a known head: whether it
+    was served on the fast path."""
 
     api: InProcessApi
     listener: HttpListener | None = None
@@ -115,6 +115,6 @@ async def open_live_api(database_url: str, config: Config) -> AsyncIterator[Live
         api = await stack.enter_async_context(open_api(database_url, config))
         deps = replace(api.deps, vault=Vault(b"k" * 32))
         live_api = LiveApi(InProcessApi(deps, build_app(deps), api.tenants))
-        door = open_http_server(live_api.api.app, compiler=live_api)
-        live_api.listener = await stack.enter_async_context(door)
+        server = open_http_server(live_api.api.app, compiler=live_api)
+        live_api.listener = await stack.enter_async_context(server)
         yield live_api

@@ -43,7 +43,7 @@ class MainspringProcess:
         self._process.wait(10)
 
     async def ended(self, within: float) -> int:
-        """Wait for its end; answers the exit code, negative for a signal."""
+        """Wait for its end; return the exit code, negative for a signal."""
         await eventually(self._has_ended, within=within, what="the process ends")
         return self._process.wait()
 

@@ -121,7 +121,7 @@ class RunWorld:
         offer: StepLeaseOffer = NO_STEP_LEASES,
         ownership: Ownership | None = None,
     ) -> StepsFinished:
-        """Record ends as a node does: the fast path, and the long one for the rest."""
+        """Record ends as a node does: the fast path, and the full one for the rest."""
         ownership = ownership or self.ownership
         done = await self.outcomes.finish_fast(ownership, finishes, offer)
         rest = [f for f in finishes if f.report.execution.id not in done.accepted]
@@ -133,7 +133,7 @@ class RunWorld:
         return StepsFinished(done.accepted | more.accepted, more.moved)
 
     async def drain(self, run_id: UUID, failing: Sequence[str] = ()) -> list[str]:
-        """Work a run off, step by step; answers the steps in the order in which they started."""
+        """Work a run off, step by step; return the steps in the order in which they started."""
         order: list[str] = []
         while executions := await self.claim(run_id):
             for a in executions:

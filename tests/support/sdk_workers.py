@@ -89,8 +89,8 @@ class Workers:
     def noted(self, task: Task | None = None, word: str | None = None) -> list[Noted]:
         found = []
         for line in self._evidence.read_text().splitlines():
-            at, said, task_id, attempt, pid = line.split()
-            found.append(Noted(float(at), said, task_id, int(attempt), int(pid)))
+            at, noted, task_id, attempt, pid = line.split()
+            found.append(Noted(float(at), noted, task_id, int(attempt), int(pid)))
         return [
             note
             for note in found

@@ -1,4 +1,4 @@
-"""`./dev`, the door to a checkout: when the environment is good enough as it is."""
+"""`./dev`, the entry point of a checkout: when the environment is good enough as it is."""
 
 from pathlib import Path
 from types import ModuleType

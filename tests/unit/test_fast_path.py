@@ -260,8 +260,8 @@ async def test_a_request_during_an_answer_waits_for_it(
     assert app.served[2:] == [(FAST, B)]
     assert transport.silent
     app.open()
-    said = [(await transport.read_response())[1] for _ in range(3)]
-    assert said == [b"fast:bbbb", b"ordinary:cccc", b"ordinary:aaaa"]
+    bodies = [(await transport.read_response())[1] for _ in range(3)]
+    assert bodies == [b"fast:bbbb", b"ordinary:cccc", b"ordinary:aaaa"]
     assert await tell(transport, post(B)) == b"fast:bbbb"
 
 

@@ -37,7 +37,7 @@ NOTHING = Woken([], [], [])
 
 
 class Store(EngineStore):
-    """Answers as it is told to, notes what it was asked, and can be asked to wait for that."""
+    """A store that answers as told, notes what it was asked, and can wait for that."""
 
     def __init__(self) -> None:
         self.partition_loader: list[TaskRow] = []
@@ -152,7 +152,7 @@ class Bench:
             await supervisor.stop()
 
     async def request_wakes(self, times: int) -> list[object]:
-        """Let it look so often; answers what it named as heard."""
+        """Let it look so often; return what it named as heard."""
         while len(asked := self.store.asked_for("wakes")) < times:
             self.state.request_wakes()
             await self.store.until(partial(self._more_than, len(asked)))

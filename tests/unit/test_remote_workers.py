@@ -154,16 +154,16 @@ async def test_nodes_and_workers_that_are_gone_are_not_remembered(
     for kind in (KIND, other):
         for node in (here, gone):
             mailbox.receive(TasksWait(node, kind, 2))
-    said = asyncio.Event()
+    answered = asyncio.Event()
     monkeypatch.setattr(forwarding, "_ANNOUNCE_EVERY", 0.0)
 
     def polls() -> list[Poll]:
-        said.set()
+        answered.set()
         return []
 
     monkeypatch.setattr(lease_service, "polls", polls)
     loop = asyncio.create_task(forward._keep_announcing())
-    await said.wait()
+    await answered.wait()
     loop.cancel()
     assert forward._remote_demand == {KIND: {here: 2}}
 

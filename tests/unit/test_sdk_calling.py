@@ -45,7 +45,7 @@ def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 @dataclass
 class Script:
-    """Answers requests one after the other, over as many connections as it takes."""
+    """A server that answers requests one after the other, over as many connections as it takes."""
 
     answers: list[bytes]
     url: str = ""

@@ -29,7 +29,7 @@ def module(where: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1\n\nundefined()\n", r"NameError: name 'undefined' is not defined \(.*, line 3\)"),
         ("def broken(:\n", "SyntaxError"),
@@ -38,8 +38,8 @@ def module(where: Path, text: str) -> str:
         ("app = 1\n", "has no mainspring.App 'app'"),
     ],
 )
-def test_mistakes_are_reported(here: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_are_reported(here: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_app(f"{module(here, text)}:app")
 
 

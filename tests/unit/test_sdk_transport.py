@@ -13,7 +13,7 @@ async def test_an_early_answer_ends_the_connection() -> None:
     connections: list[asyncio.StreamWriter] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers every head, and never reads a body of its own accord."""
+        """Answer every head, and never read a body."""
         connections.append(writer)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(REFUSAL)

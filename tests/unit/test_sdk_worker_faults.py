@@ -198,7 +198,7 @@ class TestHeartbeatThread:
         assert warnings == [gone, "a heartbeat failed: a page", gone, gone]
 
     @pytest.mark.parametrize(
-        ("said", "told"),
+        ("progress", "told"),
         [
             ({"done": 3}, b'{"done":3}'),
             ("\udcff", b"cannot be written as JSON"),
@@ -207,10 +207,10 @@ class TestHeartbeatThread:
         ],
     )
     async def test_no_progress_costs_the_others_their_heartbeat(
-        self, said: Any, told: bytes
+        self, progress: Any, told: bytes
     ) -> None:
         one, other = attempt(), attempt()
-        one.context.progress(said)
+        one.context.progress(progress)
         fake_nodes = FakeNodes()
         heartbeat_thread = heartbeats_of(fake_nodes, list)
         heartbeat_thread._beat([one, other])

@@ -52,7 +52,7 @@ def test_a_node_that_waits_for_nobody_is_not_asked_all_the_time() -> None:
 
 
 class Server:
-    """Answers all requests at once, in the same way."""
+    """A transport that answers all requests at once, in the same way."""
 
     urls = ("http://one",)
 

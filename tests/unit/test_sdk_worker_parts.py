@@ -100,7 +100,7 @@ class TestServerClock:
         assert clock.local(EPOCH + timedelta(days=1)) <= monotonic() + clock.lease
 
 
-class TestTries:
+class TestExecutions:
     def test_it_settles_once(self) -> None:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
@@ -145,7 +145,7 @@ class TestTries:
 
 
 class FakeNodes:
-    """Answers as the test has it, in place of the nodes."""
+    """Nodes that answer as the test has it."""
 
     urls: tuple[str, ...] = ("http://one", "http://two")
 
@@ -404,8 +404,8 @@ class TestComplaints:
         lease_errors.answered("http://a", monotonic() + 1)
         lease_errors.answered("http://a", monotonic() + 1)
         lease_errors.failed("http://a", lost)
-        said = [line.message for line in caplog.records]
-        assert said == ["http://a is gone", "http://a answers again", "http://a is gone"]
+        messages = [line.message for line in caplog.records]
+        assert messages == ["http://a is gone", "http://a answers again", "http://a is gone"]
 
     def test_each_node_has_its_own(self, caplog: pytest.LogCaptureFixture) -> None:
         lease_errors = LeaseErrors()

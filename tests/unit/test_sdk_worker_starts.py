@@ -15,7 +15,7 @@ from mainspring.errors import InvalidRequest, Unreachable
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Request, Response
-from mainspring.sdk.worker import heartbeat_thread as heart_module
+from mainspring.sdk.worker import heartbeat_thread as heartbeat_module
 from mainspring.sdk.worker import start_channels
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
@@ -67,7 +67,7 @@ def attempt(
     )
 
 
-class TestTries:
+class TestExecutions:
     @pytest.mark.parametrize(("left", "begins"), [(60.0, True), (0.9, False), (-1.0, False)])
     def test_nothing_begins_when_its_lease_is_nearly_over(self, left: float, begins: bool) -> None:
         one = attempt(lease=left)
@@ -102,10 +102,10 @@ class TestTries:
         assert one.verdict == RELEASED
 
     def test_a_start_is_announced_before_it_happens(self) -> None:
-        one, said = attempt(), list[bool]()
-        one.on_begin = lambda begun: said.append(begun.begun)
+        one, begun = attempt(), list[bool]()
+        one.on_begin = lambda started: begun.append(started.begun)
         assert one.begin()
-        assert said == [True]
+        assert begun == [True]
 
 
 class TestRunners:
@@ -217,7 +217,7 @@ class TestHeartbeats:
     async def test_what_runs_for_a_while_is_named_once(
         self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(heart_module, "_ANNOUNCE_AFTER", 0.05)
+        monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_AFTER", 0.05)
         running, waiting, over = (attempt(lease=900.0) for _ in range(3))
         for one in (running, over):
             one.start()
@@ -299,8 +299,8 @@ class TestHeartbeats:
         def warn(_text: str) -> None:
             raise RuntimeError("the log is full")
 
-        monkeypatch.setattr(heart_module, "sleep", sleep)
-        monkeypatch.setattr(heart_module, "_AFTER_ERROR", 0.01)
+        monkeypatch.setattr(heartbeat_module, "sleep", sleep)
+        monkeypatch.setattr(heartbeat_module, "_AFTER_ERROR", 0.01)
         one = attempt(lease=0.1)
         found = beating(one, before=lambda b: setattr(b.heartbeat_thread, "warn", warn), lease=0.6)
         await found.hears()
@@ -382,9 +382,9 @@ class TestStartChannels:
         taken.settimeout(5)
         head, _, body = taken.recv(10_000).partition(b"\r\n\r\n")
         assert head.startswith(b"POST /v1/leases/heartbeat HTTP/1.1")
-        said = msgspec.json.decode(body, type=HeartbeatIn)
-        assert (said.worker, said.incarnation) == ("w", "1")
-        assert said.running == (BeatIn(*one.key),)
+        heartbeat = msgspec.json.decode(body, type=HeartbeatIn)
+        assert (heartbeat.worker, heartbeat.incarnation) == ("w", "1")
+        assert heartbeat.running == (BeatIn(*one.key),)
         assert b"started" not in body, "older nodes do not know that word"
 
     def test_one_message_at_a_time_on_each(

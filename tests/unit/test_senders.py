@@ -30,7 +30,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Receiver:
-    """Answers each request at once, unless its path says to wait for ever."""
+    """A server that answers each request at once, unless its path says to wait for ever."""
 
     port = 0
     open = 0

@@ -1,4 +1,4 @@
-"""What can be wrong with a workflow: all of it is found, and said where it stands."""
+"""What can be wrong with a workflow: all of it is found, and message where it stands."""
 
 from collections.abc import Callable
 from random import Random
@@ -130,7 +130,7 @@ async def test_what_is_not_upstream_cannot_be_spoken_of(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{}}", "does not begin with"),
         ("{{foo}}", "does not begin with"),
@@ -147,10 +147,10 @@ async def test_what_is_not_upstream_cannot_be_spoken_of(
         ("{{input." + "x" * 600 + "}}", "hold no reference"),
     ],
 )
-async def test_braces_that_mean_nothing_are_not_let_through(text: str, said: str) -> None:
+async def test_braces_that_mean_nothing_are_not_let_through(text: str, message: str) -> None:
     found = await errors(workflow(step("first"), step("a", "first", payload=[text])))
     assert list(found) == ["/steps/1/payload"]
-    assert said in found["/steps/1/payload"]
+    assert message in found["/steps/1/payload"]
     escaped = text.replace("{{", "\\{{")
     assert await defined(workflow(step("first"), step("a", "first", payload=[escaped])))
 
