@@ -97,7 +97,7 @@ class Config:
         86400.0, "how long an idempotency key is remembered", least=86400
     )
 
-    # The door
+    # The HTTP server
     tls_certificate: str | None = setting(None, "PEM file: serve https with this certificate chain")
     tls_key: str | None = setting(None, "PEM file: its key; default: in the file of the chain")
     tls_client_ca: str | None = setting(
@@ -350,7 +350,7 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
-    found.extend(_door_contradictions(config))
+    found.extend(_server_contradictions(config))
     if config.log_level not in {"debug", "info", "warning", "error"}:
         found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
     if config.log_format not in {"console", "json"}:
@@ -360,7 +360,7 @@ def _contradictions(config: Config) -> list[str]:
     return found
 
 
-def _door_contradictions(config: Config) -> list[str]:
+def _server_contradictions(config: Config) -> list[str]:
     found = []
     if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
         found.append("tls_key and tls_client_ca mean nothing without tls_certificate")
