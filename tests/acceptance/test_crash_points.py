@@ -10,7 +10,8 @@ from contextlib import suppress
 import pytest
 
 from mainspring import crash
-from support.client import Answer, Client, Unacknowledged, noop
+from support.asgi import Answer
+from support.client import Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually

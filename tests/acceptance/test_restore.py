@@ -93,6 +93,15 @@ class RestorableCluster:
                 return tasks[0]
         raise AssertionError(f"nothing was leased within {within:g} s")
 
+    async def leases_anew(self, contested: str, old: RawWorker, lost: Json) -> None:
+        """A lease that a restore undid is fenced: another worker has the task, and reports it."""
+        again = await self.leased(self.raw("after"))
+        assert again["id"] == contested
+        assert again["fence"] > lost["fence"]
+        for status in ("failed", "released", "succeeded"):
+            assert await old.report(lost, status=status) == ["fenced"]
+        assert await self.raw("after").report(again) == ["accepted"]
+
     async def asks(self) -> float:
         """How often nodes were asked for leases since they began."""
         name = 'http_requests_total{method="POST",route="/v1/leases"'
@@ -176,12 +185,7 @@ async def test_a_database_set_back_under_running_nodes(
         await asyncio.sleep(seconds)
         await restorable.server.set_back(backup)
         asked, since = await asks_when_ready(restorable), asyncio.get_running_loop().time()
-        again = await restorable.leased(restorable.raw("after"))
-        assert again["id"] == contested
-        assert again["fence"] > lost["fence"]
-        for status in ("failed", "released", "succeeded"):
-            assert await old.report(lost, status=status) == ["fenced"]
-        assert await restorable.raw("after").report(again) == ["accepted"]
+        await restorable.leases_anew(contested, old, lost)
         ids = [task.id for task in [*held, *chain, *waiting]] + hooks + [UUID(contested)]
         await restorable.is_sound(ids)
         rate = (await restorable.asks() - asked) / (asyncio.get_running_loop().time() - since) / 2
@@ -219,12 +223,7 @@ async def test_a_database_restored_while_nodes_are_stopped(tmp_path: Path, run: 
             await node.ready()
         asked, since = await restorable.asks(), asyncio.get_running_loop().time()
         old.client = restorable.client
-        again = await restorable.leased(restorable.raw("after"))
-        assert again["id"] == contested
-        assert again["fence"] > lost["fence"]
-        for status in ("failed", "released", "succeeded"):
-            assert await old.report(lost, status=status) == ["fenced"]
-        assert await restorable.raw("after").report(again) == ["accepted"]
+        await restorable.leases_anew(contested, old, lost)
         ids = [task.id for task in [*chain, *waiting]] + hooks + [UUID(contested)]
         await restorable.is_sound(ids)
         rate = (await restorable.asks() - asked) / (asyncio.get_running_loop().time() - since)

@@ -2,24 +2,28 @@
 who joined another server leases nothing."""
 
 from contract.store_set import StoreSet, finish, retry
+from mainspring.domain.placement import Ownership
+from mainspring.domain.rows import TaskRow
 
 ABOVE = 50_000_000
 """Less than the seconds since 2025: no task is leased so often."""
 
 
+async def former_task(stores: StoreSet) -> tuple[Ownership, TaskRow]:
+    """A task of an ownership before the present one."""
+    row = await stores.create(await stores.tenant(), ownership=await stores.join())
+    return await stores.join(), row
+
+
 async def test_a_task_that_was_there_is_leased_above_the_floor(stores: StoreSet) -> None:
-    tenant, former = await stores.tenant(), await stores.join()
-    row = await stores.create(tenant, ownership=former)
-    ownership = await stores.join()
+    ownership, row = await former_task(stores)
     execution = await stores.claim(ownership, row)
     assert execution is not None
     assert execution.fence > ABOVE
 
 
 async def test_a_worker_gets_a_fence_above_the_floor(stores: StoreSet) -> None:
-    tenant, former = await stores.tenant(), await stores.join()
-    row = await stores.create(tenant, ownership=former)
-    ownership = await stores.join()
+    ownership, row = await former_task(stores)
     execution = await stores.lease(ownership, row)
     assert execution is not None
     assert execution.fence > ABOVE

@@ -67,6 +67,16 @@ async def expire_leases(
     return seen.rows[0] if seen.rows else None
 
 
+async def lost_twice(stores: StoreSet, ownership: Ownership, tenant: int) -> TaskRow:
+    """A task that was started by two workers, and lost with both."""
+    row = await stores.create(tenant)
+    for _ in range(2):
+        lost = await expire_leases(stores, ownership, row, STARTED)
+        assert lost is not None
+        row = lost
+    return row
+
+
 async def test_three_losses_of_a_worker_that_never_tells_are_enough(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
     row: TaskRow | None = await stores.create(tenant)
@@ -143,11 +153,7 @@ async def test_each_lease_needs_its_own_proof(stores: StoreSet) -> None:
 
 async def test_alone_counts_only_in_the_heartbeat_that_starts_it(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
-    row = await stores.create(tenant)
-    for _ in range(2):
-        lost = await expire_leases(stores, ownership, row, STARTED)
-        assert lost is not None
-        row = lost
+    row = await lost_twice(stores, ownership, tenant)
     task = await leased(stores, ownership, row)
     for loss in (Loss(started=False, alone=True), STARTED):
         await say(stores, task, loss)
@@ -186,11 +192,7 @@ async def test_what_was_lost_is_leased_as_suspect_until_it_reports(stores: Store
 
 async def test_a_report_clears_the_suspicion_and_a_release_does_not(stores: StoreSet) -> None:
     ownership, tenant = await stores.join(), await stores.tenant()
-    row = await stores.create(tenant)
-    for _ in range(2):
-        lost = await expire_leases(stores, ownership, row, STARTED)
-        assert lost is not None
-        row = lost
+    row = await lost_twice(stores, ownership, tenant)
     task = await leased(stores, ownership, row, 60.0)
     (row,) = await stores.engine.retry(
         ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)]

@@ -1,31 +1,18 @@
 """Cancelling many tasks at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from mainspring.config import Config
 from mainspring.store.tasks import TaskFilter
 from mainspring.workflows import bulk_cancel as bulk
 from support.finished_tasks import INJECTIONS, TaskFinisher
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 URL = "/v1/tasks/cancel"
 NOOP = {"type": "handler", "name": "mainspring.noop"}
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def tasks(api: InProcessApi) -> TaskFinisher:
-    return TaskFinisher(api)
 
 
 async def cancel(api: InProcessApi, query: str = "", **where: object) -> tuple[int, int]:

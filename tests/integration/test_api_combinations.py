@@ -1,18 +1,15 @@
 """What fields may say together: the document and the server agree about every combination."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from mainspring.config import Config
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
 from support.identities import Authority
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 from support.routes import document
 
 DOCUMENT = document()
@@ -24,10 +21,8 @@ SOON, LATER = "2027-01-01T00:00:00Z", "2028-01-01T00:00:00Z"
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield InProcessApi(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
 def fits(component: str, body: object) -> bool:

@@ -1,7 +1,7 @@
 """What holds for every operation of the API, tried on each that it concerns."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -23,9 +23,8 @@ CONFIG = Config(requests_per_second=0, max_payload=5000)
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, CONFIG) as opened:
-        yield opened
+def api_config() -> Config:
+    return CONFIG
 
 
 def operations(api: InProcessApi) -> Iterator[tuple[str, str, AsgiClient]]:

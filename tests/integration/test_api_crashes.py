@@ -4,20 +4,16 @@ The answer is kept in the transaction of what it tells of, so that nothing is ma
 secret is lost that was shown to nobody.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from mainspring import crash
 from mainspring.api.http import idempotency
-from mainspring.config import Config
 from mainspring.store.answers import AnswerStore
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
 from support.asgi import AsgiClient
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
 TABLES = (
@@ -41,10 +37,8 @@ MAKING = (
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield InProcessApi(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
 class Died(BaseException):

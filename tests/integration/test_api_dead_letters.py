@@ -1,7 +1,6 @@
 """Dead letters: found, counted, replayed once, archived, removed."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -11,20 +10,13 @@ import pytest
 
 from mainspring.api.dead_letters import replaying
 from mainspring.api.http.parameters import encode_cursor
-from mainspring.config import Config
 from mainspring.domain.execution import TaskError
 from support.asgi import Answer
 from support.finished_tasks import INJECTIONS, NOOP, TaskFinisher
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 from support.waiting import eventually
 
 URL = "/v1/dead-letters"
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The effect log, and first answers under idempotency keys for every kind of POST."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,15 +10,14 @@ from mainspring.config import Config
 from mainspring.store.answers import AnswerStore, Turn
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.finished_tasks import INJECTIONS, TaskFinisher
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 URL = "/v1/effects"
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config(max_payload=5000)) as opened:
-        yield opened
+def api_config() -> Config:
+    return Config(max_payload=5000)
 
 
 # --- effects -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ path needs a maker here: something of the right kind that belongs to the other t
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from io import StringIO
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -22,11 +22,10 @@ from mainspring.api.http.operations import (
     OperatorOperation,
     TenantOperation,
 )
-from mainspring.config import Config
 from mainspring.observe.logging import set_up_logging
 from support.asgi import Answer, AsgiClient
 from support.finished_tasks import INJECTIONS
-from support.in_process_api import SCOPES, InProcessApi, open_api
+from support.in_process_api import SCOPES, InProcessApi
 from support.routes import every_route
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
@@ -41,12 +40,6 @@ WITH_IDS = [route for route in FOR_TENANTS if "{" in route[1]]
 
 def name_of(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
 
 
 # --- things that belong to the other tenant ------------------------------------------------------

@@ -1,13 +1,9 @@
 """Explain, asked over the API: of waiting, running and finished tasks, owned here or elsewhere."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
-import pytest
-
-from mainspring.config import Config
 from mainspring.domain.execution import TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -15,7 +11,7 @@ from mainspring.engine.explain import Situation
 from mainspring.store.tenants import TenantStore
 from mainspring.wiring.api import build_app
 from support.finished_tasks import TaskFinisher
-from support.in_process_api import IdleNode, InProcessApi, open_api
+from support.in_process_api import IdleNode, InProcessApi
 
 FIELDS = [
     *("blame", "estimated_start", "gates", "lateness", "position", "sla_met", "source", "state"),
@@ -33,17 +29,6 @@ class KnowingNode(IdleNode):
     def explain(self, row: TaskRow) -> Situation:
         self.asked.append(row.id)
         return self.around
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def tasks(api: InProcessApi) -> TaskFinisher:
-    return TaskFinisher(api)
 
 
 async def explained(api: InProcessApi, task: dict[str, Any]) -> dict[str, Any]:

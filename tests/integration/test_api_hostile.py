@@ -6,7 +6,7 @@ soon as it exists.
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from uuid import uuid4
 
 import msgspec
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mainspring.config import Config
 from mainspring.wiring.api import paths_of
 from support.asgi import Answer, AsgiClient
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 CONFIG = Config(max_body=2**20, max_payload=2**16)
 REFUSALS = {400, 404, 409, 413, 415, 422}
@@ -27,9 +27,8 @@ Route = tuple[str, str, bytes]
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, CONFIG) as opened:
-        yield opened
+def api_config() -> Config:
+    return CONFIG
 
 
 async def routes(api: InProcessApi) -> list[Route]:

@@ -1,6 +1,5 @@
 """Keys and the audit log: made, shown once, used, replaced, revoked."""
 
-from collections.abc import AsyncIterator
 from datetime import datetime
 from random import Random
 from typing import Any
@@ -15,13 +14,12 @@ from mainspring.store.audit import AuditFilter, AuditStore
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.lists import paging
 from support.asgi import Answer
-from support.in_process_api import SCOPES, InProcessApi, open_api
+from support.in_process_api import SCOPES, InProcessApi
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config(key_environment="test")) as opened:
-        yield opened
+def api_config() -> Config:
+    return Config(key_environment="test")
 
 
 async def make_key(api: InProcessApi, **fields: object) -> dict[str, Any]:

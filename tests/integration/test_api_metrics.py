@@ -1,13 +1,10 @@
 """The metrics in the form that a scraper asks for."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from mainspring.config import Config
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 PLAIN, OPEN = "text/plain", "application/openmetrics-text"
 PROMETHEUS = (
@@ -15,12 +12,6 @@ PROMETHEUS = (
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,"
     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
 
 
 async def test_metrics_come_in_the_form_that_is_asked_for(api: InProcessApi) -> None:

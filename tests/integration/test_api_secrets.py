@@ -2,27 +2,21 @@
 
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from mainspring.config import Config
 from mainspring.execution.signing import SECRET_PATTERN, parse_secret
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
 from support.identities import Authority
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 HMAC = "whsec_" + b64encode(bytes(range(32))).decode()
 ED25519 = "whsk_" + b64encode(bytes(range(32))).decode()
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield InProcessApi(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
 @pytest.fixture(scope="module")

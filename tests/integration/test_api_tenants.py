@@ -1,6 +1,5 @@
 """Tenants, limits and the cluster, for operators."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -13,12 +12,6 @@ from support.in_process_api import InProcessApi, open_api
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
 NODES = (UUID(int=1), UUID(int=2), UUID(int=3))
-
-
-@pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        yield opened
 
 
 async def make_tenant(api: InProcessApi, name: str = "acme", **fields: object) -> dict[str, Any]:

@@ -1,32 +1,26 @@
 """Definitions of workflows over the API and a real database: versions, errors, graphs."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import pytest
 
-from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
 from mainspring.store.workflow.workflows import WorkflowStore
-from mainspring.wiring.api import build_app
 from support.asgi import Answer
-from support.in_process_api import InProcessApi, open_api
+from support.in_process_api import InProcessApi
 
 URL = "/v1/workflows"
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[InProcessApi]:
-    async with open_api(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(bytes(32)))
-        yield InProcessApi(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(bytes(32))
 
 
 def step(name: str, *needs: str, **fields: Any) -> dict[str, Any]:
@@ -188,15 +182,8 @@ async def test_workflows_are_listed_by_name(api: InProcessApi) -> None:
         made = await api.admin.post(URL, {"name": name, "steps": [step("only")]})
         assert made.status == 201
     await api.rival.post(URL, {"name": "theirs", "steps": [step("only")]})
-    seen: list[str] = []
-    cursor = ""
-    while True:
-        page = (await api.admin.get(f"{URL}?limit=2{cursor}")).json()
-        seen += [item["name"] for item in page["items"]]
-        if page["next_cursor"] is None:
-            break
-        cursor = f"&cursor={page['next_cursor']}"
-    assert seen == ["B", "a-1", "b", "c"]
+    seen = await api.admin.all_items(f"{URL}?limit=2")
+    assert [item["name"] for item in seen] == ["B", "a-1", "b", "c"]
     assert (await api.admin.get(f"{URL}?cursor=non%20sense")).status == 422
 
 

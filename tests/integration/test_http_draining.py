@@ -5,7 +5,7 @@ import socket
 import sys
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mainspring.api.http import connection as http_connection
 from mainspring.api.http import draining
@@ -78,27 +78,25 @@ async def test_idle_connection_does_not_hold_up_the_stop() -> None:
         assert await connection.read_to_end() == b""
 
 
-async def test_half_a_request_is_told_that_the_node_stops() -> None:
-    async with open_http_server(hello) as listener:
+async def assert_told_of_the_stop(app: ASGIApp, sent: bytes) -> None:
+    async with open_http_server(app) as listener:
         connection = await listener.connect()
-        connection.send(HEAD)
+        connection.send(sent)
         await accepted(listener, 1)
         closing = asyncio.create_task(listener.server.close())
         await connection.read_refusal(503, "not-ready")
         await closing
+
+
+async def test_half_a_request_is_told_that_the_node_stops() -> None:
+    await assert_told_of_the_stop(hello, HEAD)
 
 
 async def test_unanswered_request_is_told_that_the_node_stops() -> None:
     async def never(_scope: Scope, _receive: Receive, _send: Send) -> None:
         await asyncio.Event().wait()
 
-    async with open_http_server(never) as listener:
-        connection = await listener.connect()
-        connection.send(GET)
-        await accepted(listener, 1)
-        closing = asyncio.create_task(listener.server.close())
-        await connection.read_refusal(503, "not-ready")
-        await closing
+    await assert_told_of_the_stop(never, GET)
 
 
 async def test_unread_bytes_keep_a_connection_from_being_idle() -> None:

@@ -259,12 +259,18 @@ async def test_a_concurrency_key(nodes: NodesUnderTest) -> None:
     await sums(nodes.here, task)
 
 
-async def test_a_pause(nodes: NodesUnderTest) -> None:
+async def paused(nodes: NodesUnderTest, seconds: float) -> str:
+    """A task that waited for a worker, and then was paused for so long."""
     (there,) = await nodes.create()
     await nodes.explained(there, "no_worker")
     await asyncio.sleep(WAIT)
     await nodes.here.client.post(f"/v1/tasks/{there}/pause")
-    await asyncio.sleep(3 * WAIT)
+    await asyncio.sleep(seconds)
+    return there
+
+
+async def test_a_pause(nodes: NodesUnderTest) -> None:
+    there = await paused(nodes, 3 * WAIT)
     await nodes.here.client.post(f"/v1/tasks/{there}/resume")
     task = await nodes.finish(nodes.worker(), there)
     check_causes(task["lateness"], no_worker=WAIT, paused=3 * WAIT)
@@ -377,11 +383,7 @@ async def test_many_that_are_cancelled_at_once_say_why(nodes: NodesUnderTest) ->
 
 
 async def test_a_cancel_while_paused_says_so(nodes: NodesUnderTest) -> None:
-    (there,) = await nodes.create()
-    await nodes.explained(there, "no_worker")
-    await asyncio.sleep(WAIT)
-    await nodes.here.client.post(f"/v1/tasks/{there}/pause")
-    await asyncio.sleep(2 * WAIT)
+    there = await paused(nodes, 2 * WAIT)
     await nodes.here.client.post(f"/v1/tasks/{there}/cancel")
     task = await ended(nodes, there, "cancelled")
     check_causes(task["lateness"], no_worker=WAIT, paused=2 * WAIT)

@@ -1,7 +1,7 @@
 """Poll answers that do not arrive: the worker went away, or its connection did."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,15 +10,9 @@ from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.workers.lease_service import LeaseRequest, LeaseService
 from support.waiting import eventually
-from support.workers import LocalNode, open_local_node
+from support.workers import LocalNode
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
-
-
-@pytest.fixture
-async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
-    async with open_local_node(database_url, worker_lease=1.0) as opened:
-        yield opened
 
 
 def lease_service_of(local_node: LocalNode) -> LeaseService:

@@ -1,7 +1,6 @@
 """Keeping house: partitions ahead of time, old ones out, and one housekeeper at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
 from unittest import mock
@@ -15,7 +14,7 @@ from mainspring.config import load
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
-from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database
 from mainspring.store.cluster import Topology
 from mainspring.store.upkeep import housekeeping
 from mainspring.store.upkeep.housekeeping import PARTITIONED, HousekeepingStore
@@ -25,14 +24,6 @@ from support.store import StoreWorld, success
 from support.waiting import eventually
 
 OLD = ["executions_d20200102", "task_history_d20200102"]
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database(DatabaseOptions(database_url))
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """A server that requires client certificates: clients, workers and commands show theirs."""
 
 import asyncio
-import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from support.waiting import eventually
 HERE = ("DNS:localhost", "IP:127.0.0.1")
 NOOP = mainspring.handler("mainspring.noop")
 MISSING = "client_cert= and MAINSPRING_CLIENT_CERT name it"
-
-
-@pytest.fixture
-def openssl(need_server: Callable[[str, Path | None], Path]) -> Path:
-    found = shutil.which("openssl")
-    return need_server("openssl", Path(found) if found else None)
 
 
 @pytest.fixture

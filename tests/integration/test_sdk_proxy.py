@@ -1,7 +1,6 @@
 """Through a proxy: clients and workers reach an API whose name only the proxy can resolve."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ NOOP = mainspring.handler("mainspring.noop")
 
 
 @pytest.fixture
-def authority(tmp_path: Path, need_server: Callable[[str, Path | None], Path]) -> Authority:
-    found = shutil.which("openssl")
-    return Authority(need_server("openssl", Path(found) if found else None), tmp_path, "own")
+def authority(openssl: Path, tmp_path: Path) -> Authority:
+    return Authority(openssl, tmp_path, "own")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import os
-import shutil
 import socket
 import ssl
 import subprocess
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,6 @@ from support.cluster import Cluster
 HERE = ("DNS:localhost", "IP:127.0.0.1")
 LIMITS = ConnectionLimits(connections=10, headers=100, head=32768, timeout=10)
 SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
-
-
-@pytest.fixture
-def openssl(need_server: Callable[[str, Path | None], Path]) -> Path:
-    found = shutil.which("openssl")
-    return need_server("openssl", Path(found) if found else None)
 
 
 @pytest.fixture

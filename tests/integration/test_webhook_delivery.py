@@ -18,7 +18,7 @@ from mainspring.execution.guard import EgressRules
 from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.signing import format_secret
-from support.receivers import Received, answer, answering, receiver
+from support.receivers import Received, Script, answer, answering, receiver
 from support.webhooks import SETTINGS, Deliveries, Profiles, deliveries, execution, with_sender
 
 pytestmark = pytest.mark.slow
@@ -105,23 +105,24 @@ async def test_a_thousand_at_once(sent: Deliveries) -> None:
 # --- deadlines and cancelling ----------------------------------------------------------------
 
 
-async def drip(_request: Received, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+def dripping(start: bytes) -> Script:
+    """A script that begins an answer, and goes on byte by byte."""
+
+    async def script(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(start)
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    return script
 
 
-async def drip_headers(_request: Received, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        writer.write(b"X")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+drip = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+drip_headers = dripping(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize("script", [never, drip, drip_headers])
+@pytest.mark.parametrize("script", [never, drip, drip_headers], ids=["never", "body", "headers"])
 async def test_an_endless_response_ends_at_the_deadline(sent: Deliveries, script: object) -> None:
     async with receiver(script) as slow, receiver(OK) as quick:  # type: ignore[arg-type]
         stuck = execution(slow.url(), timeout=0.7)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
 
@@ -23,10 +24,21 @@ async def share(one: LocalNode, two: LocalNode) -> None:
     await eventually(shared, within=15, what="both nodes own partitions")
 
 
+@asynccontextmanager
+async def two_nodes(
+    database_url: str, **settings: Any
+) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
+    async with (
+        open_local_node(database_url, **settings) as one,
+        open_local_node(database_url, **settings) as two,
+    ):
+        await share(one, two)
+        yield one, two
+
+
 @pytest.fixture
 async def pair(database_url: str) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
-    async with open_local_node(database_url) as one, open_local_node(database_url) as two:
-        await share(one, two)
+    async with two_nodes(database_url) as (one, two):
         yield one, two
 
 
@@ -35,11 +47,7 @@ async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
 ) -> None:
     """At once: so long as nodes look for letters and wakes without a hint, no machine is slow."""
     look = 5.0
-    async with (
-        open_local_node(database_url, wake_poll=look) as one,
-        open_local_node(database_url, wake_poll=look) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, wake_poll=look) as (one, two):
         delays = await delays_between(one, two)
     assert delays[len(delays) // 2] < look / 5, delays
     assert delays[-4] < look / 2, delays
@@ -122,11 +130,7 @@ async def lease_all(worker: RawWorker, tasks: set[str]) -> None:
 async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
     database_url: str,
 ) -> None:
-    async with (
-        open_local_node(database_url, worker_lease=300.0) as one,
-        open_local_node(database_url, worker_lease=300.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=300.0) as (one, _):
         created = {await one.create() for _ in range(12)}
         worker = one.worker()
         await lease_all(worker, created)
@@ -135,11 +139,7 @@ async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
 
 
 async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url: str) -> None:
-    async with (
-        open_local_node(database_url, worker_lease=300.0) as one,
-        open_local_node(database_url, worker_lease=300.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=300.0) as (one, two):
         created = {await one.create() for _ in range(8)}
         worker = one.worker()
         await lease_all(worker, created)
@@ -154,11 +154,7 @@ async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url
 async def test_a_lease_lost_at_another_node_does_not_come_back(
     database_url: str,
 ) -> None:
-    async with (
-        open_local_node(database_url, worker_lease=1.0) as one,
-        open_local_node(database_url, worker_lease=1.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=1.0) as (one, two):
         frozen, live = one.worker("frozen"), one.worker("live")
         there = await owned_by(two)
         assert [task["id"] for task in await frozen.lease()] == [there]

@@ -1,18 +1,9 @@
 """What people see of workers: the registry, and the lines they wrote."""
 
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
-import pytest
-
 from support.waiting import eventually
-from support.workers import LocalNode, open_local_node
-
-
-@pytest.fixture
-async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
-    async with open_local_node(database_url, worker_lease=1.0) as opened:
-        yield opened
+from support.workers import LocalNode
 
 
 async def test_workers_are_shown_with_their_offers_and_leases(local_node: LocalNode) -> None:

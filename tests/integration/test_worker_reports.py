@@ -21,12 +21,6 @@ from support.workers import LocalNode, open_local_node
 
 
 @pytest.fixture
-async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
-    async with open_local_node(database_url, worker_lease=1.0) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def slow_lease(database_url: str) -> AsyncIterator[LocalNode]:
     """Leases there outlast a fault of the database."""
     async with open_local_node(database_url) as opened:

@@ -1,18 +1,11 @@
 """Workers at one node: leases, heartbeats, reports, and what happens when they stop coming."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from support.waiting import eventually
 from support.workers import LocalNode, open_local_node, work
-
-
-@pytest.fixture
-async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
-    async with open_local_node(database_url, worker_lease=1.0) as opened:
-        yield opened
 
 
 async def test_a_task_is_leased_reported_and_read(local_node: LocalNode) -> None:
@@ -46,7 +39,7 @@ async def test_a_step_says_of_which_run_it_is(local_node: LocalNode) -> None:
 async def test_a_waiting_worker_gets_a_task_at_once(local_node: LocalNode) -> None:
     worker = local_node.worker()
     asked = asyncio.create_task(worker.lease(wait=30))
-    await asyncio.sleep(0.2)
+    await eventually(local_node.polled_by(1), within=5, what="it waits")
     loop = asyncio.get_running_loop()
     began = loop.time()
     created = await local_node.create()
@@ -420,7 +413,7 @@ async def test_a_node_says_when_it_waits_shorter_than_it_is_asked_to(
 async def test_a_worker_that_hangs_up_leaves_nothing_behind(local_node: LocalNode) -> None:
     """Its poll is forgotten, and what is claimed for it in that moment is released."""
     asked = asyncio.create_task(local_node.worker("gone").lease(wait=30))
-    await asyncio.sleep(0.1)
+    await eventually(local_node.polled_by(1), within=5, what="it waits")
     asked.cancel()
     await asyncio.wait([asked])
     there = await local_node.create()

@@ -10,7 +10,7 @@ from mainspring.api.http.key_activity import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Report
+from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
@@ -24,11 +24,14 @@ from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.tasks import TaskStore
+from mainspring.store.vault import Vault
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
+from support.store import time_of
 
 SCOPES = ("read", "write", "work", "admin")
+NO_VAULT = Vault()
 
 
 class IdleNode:
@@ -40,7 +43,9 @@ class IdleNode:
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         return NO_EAGER_LEASE
 
-    def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
+    def end_eager_lease(
+        self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
+    ) -> None:
         pass
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
@@ -116,15 +121,15 @@ class InProcessApi:
 
 
 @asynccontextmanager
-async def open_api(database_url: str, config: Config) -> AsyncIterator[InProcessApi]:
+async def open_api(
+    database_url: str, config: Config, vault: Vault = NO_VAULT
+) -> AsyncIterator[InProcessApi]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
-    row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
-    assert row is not None
     keys = KeyStore(database)
     deps = ApiDependencies(
         config=config,
-        clock=ManualClock(row["now"]),
+        clock=ManualClock(await time_of(database)),
         tasks=TaskStore(database, near=config.near),
         keys=keys,
         ids=TaskIds(Random(1)),
@@ -133,6 +138,7 @@ async def open_api(database_url: str, config: Config) -> AsyncIterator[InProcess
         metrics=Metrics(),
         database=database,
         lease_service=IdleLeaseService(),
+        vault=vault,
     )
     api = InProcessApi(deps, build_app(deps))
     for name in ("a", "b"):

@@ -1,12 +1,17 @@
-"""Tasks as the server leases them, for tests of the worker's parts."""
+"""Tasks as the server leases them, and their reports, for tests of the worker's parts."""
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
+from mainspring.sdk.worker.execution import WorkerExecution
+from mainspring.sdk.worker.outcomes import ReportedOutcome
 from mainspring.sdk.worker.protocol import Leased
+from mainspring.sdk.worker.reports import LogSender, Reporter
 from mainspring.wire.tasks import TargetOut
 
 EPOCH = datetime(2027, 1, 1, tzinfo=UTC)
@@ -28,3 +33,17 @@ def leased(
         timeout,
         {"deadline": deadline, **context},
     )
+
+
+async def report_all(nodes: Any, executions: Sequence[WorkerExecution]) -> list[WorkerExecution]:
+    """Report a success of each; return those that the reporter is done with."""
+    done: list[WorkerExecution] = []
+    reporter = Reporter(nodes, LogSender(nodes), done.append)
+    work = asyncio.create_task(reporter.run())
+    for one in executions:
+        one.finish(ReportedOutcome("succeeded", b"1"))
+        reporter.put(one)
+    assert await reporter.flush(5)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    return done

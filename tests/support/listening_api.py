@@ -9,11 +9,10 @@ from uuid import UUID
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Execution, Report
+from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
@@ -23,14 +22,15 @@ from mainspring.store.tasks import TaskStore
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
-from support.in_process_api import IdleLeaseService
+from support.in_process_api import IdleLeaseService, IdleNode
+from support.store import time_of
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 ALL = frozenset({"read", "write"})
 
 
 @dataclass
-class ListeningNode:
+class ListeningNode(IdleNode):
     """A node that remembers what it was told."""
 
     owned: frozenset[int] = frozenset(range(256))
@@ -63,15 +63,6 @@ class ListeningNode:
 
     def announce_runs(self, moved: Moved) -> None:
         self.rows.extend(moved.rows)
-
-    def mark_stale(self) -> None:
-        pass
-
-    def explain(self, row: TaskRow) -> Situation:
-        return Situation()
-
-    async def conclude(self, report: Report) -> bool:
-        return False
 
     def ready(self) -> bool:
         return self.is_ready
@@ -146,8 +137,7 @@ async def listening_api(database_url: str) -> AsyncIterator[ListeningApi]:
     keys = KeyStore(database)
     await _add_keys(keys)
     config = Config(max_batch=2000, max_payload=5000, max_body=2**20)
-    now = await database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
-    clock = ManualClock(now[0]["now"])
+    clock = ManualClock(await time_of(database))
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,7 +11,6 @@ from starlette.types import Scope
 from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.config import Config
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
 from support.http_server import HttpConnection, HttpListener, open_http_server
 from support.in_process_api import InProcessApi, open_api
 
@@ -112,9 +111,8 @@ class ApiConnection:
 @asynccontextmanager
 async def open_live_api(database_url: str, config: Config) -> AsyncIterator[LiveApi]:
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(open_api(database_url, config))
-        deps = replace(api.deps, vault=Vault(b"k" * 32))
-        live_api = LiveApi(InProcessApi(deps, build_app(deps), api.tenants))
+        vault = Vault(b"k" * 32)
+        live_api = LiveApi(await stack.enter_async_context(open_api(database_url, config, vault)))
         server = open_http_server(live_api.api.app, compiler=live_api)
         live_api.listener = await stack.enter_async_context(server)
         yield live_api

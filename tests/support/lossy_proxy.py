@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -37,12 +36,7 @@ class LossyProxy:
         self._listener = await asyncio.start_unix_server(self._serve, self._socket)
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_problem: object) -> None:
         self._listener.close()
         for connection in self._connections.values():
             connection.close()

@@ -106,13 +106,18 @@ class Life:
         return own
 
 
+def life_after(before: list[OneExecution], sla: float) -> Life:
+    life = Life(1_700_000_000.0, sla)
+    for one in before:
+        life.go_through(one)
+    return life
+
+
 @given(st.lists(executions, max_size=6), executions, st.floats(0.0, 2000.0))
 def test_every_second_is_there_once(
     before: list[OneExecution], last: OneExecution, sla: float
 ) -> None:
-    life = Life(1_700_000_000.0, sla)
-    for one in before:
-        life.go_through(one)
+    life = life_after(before, sla)
     moments = life.pick(last)
     started = life.start(last)
     verdict = judge_start(moments, life.earlier, started, sla)
@@ -130,9 +135,7 @@ def test_every_second_is_there_once(
 def test_a_task_that_ends_by_a_loss_is_judged_by_its_starts(
     before: list[OneExecution], last: OneExecution, sla: float
 ) -> None:
-    life = Life(1_700_000_000.0, sla)
-    for one in before:
-        life.go_through(one)
+    life = life_after(before, sla)
     moments = life.pick(last)
     life.now += last.ran
     verdict = judge_loss(moments, life.earlier, life.now, sla)

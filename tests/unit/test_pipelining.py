@@ -15,13 +15,8 @@ BROKEN_CHUNK = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 
 
 @pytest.fixture
-def app() -> FastPathApp:
-    return FastPathApp()
-
-
-@pytest.fixture
-def transports(app: FastPathApp) -> TransportFactory:
-    return TransportFactory(app)
+def transports() -> TransportFactory:
+    return TransportFactory(FastPathApp())
 
 
 async def held(transports: TransportFactory, count: int) -> None:

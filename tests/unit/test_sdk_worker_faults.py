@@ -39,7 +39,7 @@ from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LogsIn, PulseOut, PulsesOut, ReportIn
-from support.leased_tasks import leased
+from support.leased_tasks import leased, report_all
 from support.process import is_running
 
 PAGE = b"<html><body>Welcome to the proxy</body></html>"
@@ -97,19 +97,6 @@ class Deaf(FakeNodes):
         return await super().ask_any(_path, body, answer, **how)
 
 
-async def reported(fake_nodes: FakeNodes, *executions: WorkerExecution) -> list[WorkerExecution]:
-    done: list[WorkerExecution] = []
-    reporter = Reporter(fake_nodes, LogSender(fake_nodes), done.append)  # type: ignore[arg-type]
-    work = asyncio.create_task(reporter.run())
-    for one in executions:
-        one.finish(ReportedOutcome("succeeded", b"1"))
-        reporter.put(one)
-    assert await reporter.flush(5)
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    return done
-
-
 @pytest.mark.parametrize("body", [PAGE, b"", b"[]", b'{"tasks": "\xff"}', b'{"tasks": 1}'])
 def test_an_answer_that_is_not_the_servers_is_no_answer(body: bytes) -> None:
     with pytest.raises(Unavailable, match="answered 200, but"):
@@ -129,7 +116,7 @@ class TestReports:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
         fake_nodes = FakeNodes(*[kind("the key is being replaced")] * 5)
         executions = [attempt() for _ in range(3)]
-        assert await reported(fake_nodes, *executions) == executions
+        assert await report_all(fake_nodes, executions) == executions
         assert [one.verdict for one in executions] == [ReportedOutcome("succeeded", b"1")] * 3
         assert [len(body.outcomes) for body in fake_nodes.asked] == [3] * 6
 
@@ -137,14 +124,14 @@ class TestReports:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
         fake_nodes = FakeNodes(ValueError("nobody thought of it"), Unavailable("a page", 200))
         executions = [attempt() for _ in range(3)]
-        assert await reported(fake_nodes, *executions) == executions
+        assert await report_all(fake_nodes, executions) == executions
         assert len(fake_nodes.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
         fake_nodes = FakeNodes(*[Unauthenticated("who are you")] * 100_000)
         one = attempt(lease=0.05)
-        assert await reported(fake_nodes, one) == [one]
+        assert await report_all(fake_nodes, [one]) == [one]
 
 
 def heartbeats_of(

@@ -33,10 +33,10 @@ from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import LEASES, Leases, ServerClock
-from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.reports import LogSender
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddressOut
-from support.leased_tasks import EPOCH, leased
+from support.leased_tasks import EPOCH, leased, report_all
 
 
 class Silent:
@@ -273,20 +273,6 @@ class TestDemand:
 
 
 class TestReports:
-    async def reported(
-        self, fake_nodes: Any, executions: list[WorkerExecution]
-    ) -> list[WorkerExecution]:
-        done: list[WorkerExecution] = []
-        reporter = Reporter(fake_nodes, LogSender(fake_nodes), done.append)
-        work = asyncio.create_task(reporter.run())
-        for one in executions:
-            one.finish(ReportedOutcome("succeeded", b"1"))
-            reporter.put(one)
-        assert await reporter.flush(5)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        return done
-
     async def test_reports_are_sent_until_they_are_answered(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -294,7 +280,7 @@ class TestReports:
         fake_nodes = FakeNodes()
         fake_nodes.answers = [Unreachable("no"), Unreachable("no")]
         executions = [attempt([]) for _ in range(3)]
-        assert await self.reported(fake_nodes, executions) == executions
+        assert await report_all(fake_nodes, executions) == executions
         assert len(fake_nodes.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +288,7 @@ class TestReports:
         fake_nodes = FakeNodes()
         fake_nodes.answers = [Unreachable("no")] * 100
         over = [attempt([], monotonic() + 0.05)]
-        assert await self.reported(fake_nodes, over) == over
+        assert await report_all(fake_nodes, over) == over
         assert 1 < len(fake_nodes.asked) < 100
 
     async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
@@ -319,7 +305,7 @@ class TestReports:
 
         executions = [attempt([]) for _ in range(9)]
         bad = executions[4]
-        done = await self.reported(Picky(), executions)
+        done = await report_all(Picky(), executions)
         assert set(done) == set(executions)
         assert bad.verdict is not None
         assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
