@@ -165,7 +165,7 @@ async def test_a_filter_that_does_not_make_sense_cancels_nothing(
 
 async def test_tenants_and_scopes(api: InProcessApi, tasks: TaskFinisher) -> None:
     await tasks.make(name="mine")
-    answer = await api.rival.post(URL, {"filter": {}})
+    answer = await api.other_tenant.post(URL, {"filter": {}})
     assert answer.json() == {"cancelled": 0, "cancel_requested": 0}
     assert (await api.client("a:read").post(URL, {"filter": {}})).status == 403
     assert await tasks.count() == 1

@@ -1,4 +1,4 @@
-"""A node dies right after it did what a POST asked for: who asks again hears what became of it.
+"""A node dies right after it did what a POST asked for: who asks again gets the same answer.
 
 The answer is kept in the transaction of what it tells of, so that nothing is made twice and no
 secret is lost that was shown to nobody.
@@ -33,7 +33,7 @@ MAKING = (
     "/v1/workflows",
     "/v1/workflows/{id}/runs",
 )
-"""Every POST that makes something each time it is served; tasks have a way of their own."""
+"""Every POST that makes something each time it is served; tasks are created otherwise."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def api_vault() -> Vault:
     return Vault(b"k" * 32)
 
 
-class Died(BaseException):
+class SimulatedKill(BaseException):
     """As near to SIGKILL as one process can come to see it."""
 
 
@@ -55,11 +55,11 @@ async def test_what_was_made_is_not_made_again(
         dying.setattr(crash, "reach", die)
         dying.setattr(AnswerStore, "keep", die)
         dying.setattr(AnswerStore, "give_up", nothing)
-        with pytest.raises(Died):
-            await caller(api, path).post(url, body, idempotency_key="once")
+        with pytest.raises(SimulatedKill):
+            await client_for(api, path).post(url, body, idempotency_key="once")
     made = await counted(api)
 
-    again = await caller(api.another_node(), path).post(url, body, idempotency_key="once")
+    again = await client_for(api.another_node(), path).post(url, body, idempotency_key="once")
 
     assert again.status == 201, again.body
     assert again.headers["idempotency-replayed"] == "true"
@@ -73,7 +73,7 @@ async def test_a_key_created_by_a_crashed_node_can_be_used(
     with monkeypatch.context() as dying:
         dying.setattr(crash, "reach", die)
         dying.setattr(AnswerStore, "give_up", nothing)
-        with pytest.raises(Died):
+        with pytest.raises(SimulatedKill):
             await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
     again = await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
     assert (await api.client(again.json()["api_key"]).get("/v1/tasks")).status == 200
@@ -90,7 +90,7 @@ async def test_a_turn_that_ran_out_makes_nothing(
     assert await counted(api) == before
 
 
-def caller(api: InProcessApi, path: str) -> AsgiClient:
+def client_for(api: InProcessApi, path: str) -> AsgiClient:
     return api.operator if path == "/v1/tenants" else api.admin
 
 
@@ -134,7 +134,7 @@ async def counted(api: InProcessApi) -> dict[str, int]:
 
 
 def die(*_arguments: object) -> None:
-    raise Died
+    raise SimulatedKill
 
 
 async def nothing(*_arguments: object) -> None:

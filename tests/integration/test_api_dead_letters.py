@@ -324,12 +324,12 @@ async def test_another_tenants_dead_letter_is_not_found(
         for method, path in [
             ("GET", ""), ("DELETE", ""), ("POST", "/replay"), ("POST", "/archive")
         ]:  # fmt: skip
-            answer = await api.rival.call(method, f"{URL}/{shown}{path}")
+            answer = await api.other_tenant.call(method, f"{URL}/{shown}{path}")
             assert answer.status == 404, (method, path)
             assert answer.json()["detail"] == f"there is no dead letter {shown!r}"
-    assert (await api.rival.get(URL)).json()["items"] == []
-    assert (await api.rival.get(f"{URL}?group=true")).json()["items"] == []
-    assert (await api.rival.post(f"{URL}/replay", {"filter": {}})).json()["replayed"] == 0
+    assert (await api.other_tenant.get(URL)).json()["items"] == []
+    assert (await api.other_tenant.get(f"{URL}?group=true")).json()["items"] == []
+    assert (await api.other_tenant.post(f"{URL}/replay", {"filter": {}})).json()["replayed"] == 0
     assert len(await items(api, "resolved=false")) == 1
 
 

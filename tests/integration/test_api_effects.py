@@ -58,7 +58,7 @@ async def test_an_effect_is_forgotten_in_time(api: InProcessApi) -> None:
 
 async def test_effects_belong_to_a_tenant(api: InProcessApi) -> None:
     assert (await api.admin.post(URL, {"key": "k", "answer": "a"})).status == 201
-    assert (await api.rival.post(URL, {"key": "k", "answer": "b"})).status == 201
+    assert (await api.other_tenant.post(URL, {"key": "k", "answer": "b"})).status == 201
     assert (await api.client("a:work").post(URL, {"key": "k"})).status == 200
     assert (await api.client("a:write").post(URL, {"key": "k"})).status == 200
     refused = await api.client("a:read").post(URL, {"key": "k"})
@@ -113,7 +113,7 @@ async def test_every_post_keeps_its_first_answer(api: InProcessApi) -> None:
     assert changed.json()["type"] == "urn:mainspring:problem:idempotency-key-reused"
     create = await api.admin.post("/v1/tasks", {"target": {}}, idempotency_key="i")
     assert create.status == 422
-    assert (await api.rival.post(URL, {"key": "k"}, idempotency_key="i")).status == 201
+    assert (await api.other_tenant.post(URL, {"key": "k"}, idempotency_key="i")).status == 201
     assert (await api.admin.post(URL, {"key": "k"}, idempotency_key="\x7f")).status == 422
 
 

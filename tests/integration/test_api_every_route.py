@@ -46,7 +46,7 @@ def name_of(value: object) -> str:
 
 
 async def a_task(api: InProcessApi) -> str:
-    answer = await api.rival.post("/v1/tasks", NOOP)
+    answer = await api.other_tenant.post("/v1/tasks", NOOP)
     return str(answer.json()["id"])
 
 
@@ -63,7 +63,7 @@ async def a_dead_letter(api: InProcessApi) -> str:
 
 
 async def a_key(api: InProcessApi) -> str:
-    answer = await api.rival.post("/v1/keys", {"scopes": ["read"]})
+    answer = await api.other_tenant.post("/v1/keys", {"scopes": ["read"]})
     return str(answer.json()["id"])
 
 
@@ -79,24 +79,24 @@ async def a_secret(api: InProcessApi) -> str:
 
 async def a_schedule(api: InProcessApi) -> str:
     schedule = {"name": "theirs", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
-    answer = await api.rival.post("/v1/schedules", schedule)
+    answer = await api.other_tenant.post("/v1/schedules", schedule)
     return str(answer.json()["id"])
 
 
 async def a_calendar(api: InProcessApi) -> str:
-    answer = await api.rival.post("/v1/calendars", {"name": "theirs", "dates": []})
+    answer = await api.other_tenant.post("/v1/calendars", {"name": "theirs", "dates": []})
     return str(answer.json()["name"])
 
 
 async def a_workflow(api: InProcessApi) -> str:
     workflow = {"name": "theirs", "steps": [{"id": "only", "target": NOOP["target"]}]}
-    answer = await api.rival.post("/v1/workflows", workflow)
+    answer = await api.other_tenant.post("/v1/workflows", workflow)
     return str(answer.json()["name"])
 
 
 async def a_run(api: InProcessApi) -> str:
     await a_workflow(api)
-    answer = await api.rival.post("/v1/workflows/theirs/runs", {})
+    answer = await api.other_tenant.post("/v1/workflows/theirs/runs", {})
     return str(answer.json()["id"])
 
 
@@ -179,7 +179,7 @@ async def test_anothers_id_is_worth_as_much_as_an_unknown_one(
     assert refused.status == missing.status == 404, (refused.body, missing.body)
     assert told(refused, theirs) == told(missing, unknown)
     if ("GET", kind) in {(method, path) for method, path, _ in ROUTES}:
-        unharmed = await api.rival.get(kind.replace("{id}", theirs))
+        unharmed = await api.other_tenant.get(kind.replace("{id}", theirs))
         assert unharmed.status == 200, "the owner still has it"
 
 
@@ -190,7 +190,7 @@ async def test_anothers_ids_are_worth_nothing_elsewhere(api: InProcessApi) -> No
         await a_calendar(api),
         await a_task(api),
     )
-    await api.rival.post(f"/v1/schedules/{schedule}/run")
+    await api.other_tenant.post(f"/v1/schedules/{schedule}/run")
     listed = await api.admin.get(f"/v1/tasks?schedule_id={schedule}")
     assert (listed.status, listed.json()["items"]) == (200, [])
     mine = {"name": "mine", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
@@ -199,10 +199,10 @@ async def test_anothers_ids_are_worth_nothing_elsewhere(api: InProcessApi) -> No
         assert (refused.status, refused.pointers()) == (422, ["/calendars/0"])
     cancelled = await api.admin.post("/v1/tasks/cancel", {"filter": {}})
     assert cancelled.json() == {"cancelled": 0, "cancel_requested": 0}
-    cursor = (await api.rival.get("/v1/tasks?limit=1")).json()["next_cursor"]
+    cursor = (await api.other_tenant.get("/v1/tasks?limit=1")).json()["next_cursor"]
     page = await api.admin.get(f"/v1/tasks?cursor={cursor}")
     assert (page.status, page.json()["items"]) == (200, [])
-    assert (await api.rival.get(f"/v1/tasks/{task}")).json()["state"] == "scheduled"
+    assert (await api.other_tenant.get(f"/v1/tasks/{task}")).json()["state"] == "scheduled"
 
 
 async def test_parameters_are_values_and_not_code(api: InProcessApi) -> None:
@@ -274,19 +274,19 @@ async def test_secrets_are_shown_once_and_nowhere_else(
 ) -> None:
     """Keys are made in every way there is, then used on every route, also while the store fails."""
     secrets = await canaries(api)
-    heard = ""
+    answers = ""
     for failing in (False, True):
         if failing:
             monkeypatch.setattr(api.database, "_pool", Broken())
         for secret in secrets:
             for method, path, _ in ROUTES:
-                for client in (api.client(secret), Mistaken(api.app, secret)):
+                for client in (api.client(secret), WrongFormClient(api.app, secret)):
                     url = path.replace("{id}", str(UUID(int=7)))
                     answer = await knock(client, method, url)
-                    heard += "" if answer is None else f"{answer.headers}{answer.body!r}"
+                    answers += "" if answer is None else f"{answer.headers}{answer.body!r}"
     monkeypatch.undo()
     places = {
-        "an answer": heard,
+        "an answer": answers,
         "the log": logged.getvalue(),
         "the metrics": api.deps.metrics.exposition().decode(),
         "the database": await everything_stored(api),
@@ -308,7 +308,7 @@ async def canaries(api: InProcessApi) -> list[str]:
     return [answer.json()["api_key"] for answer in answers]
 
 
-class Mistaken(AsgiClient):
+class WrongFormClient(AsgiClient):
     """A caller who sends a key in the wrong form."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:

@@ -19,7 +19,7 @@ FIELDS = [
 ]
 
 
-class KnowingNode(IdleNode):
+class ExplainingNode(IdleNode):
     """A node that says about every task what the test lets it say."""
 
     def __init__(self, around: Situation) -> None:
@@ -97,7 +97,7 @@ async def test_the_database_counts_where_the_owner_is_elsewhere(
 
 async def test_the_owner_knows_best(api: InProcessApi, tasks: TaskFinisher) -> None:
     around = Situation(owned=True, can_run=True, free_slots=0, place=3, tenant_running=9)
-    node = KnowingNode(around)
+    node = ExplainingNode(around)
     deps = replace(api.deps, node=node)
     owner = replace(api, deps=deps, app=build_app(deps))
     task = await tasks.make()
@@ -111,6 +111,6 @@ async def test_the_owner_knows_best(api: InProcessApi, tasks: TaskFinisher) -> N
 async def test_other_tenants_and_strange_ids(api: InProcessApi, tasks: TaskFinisher) -> None:
     task = await tasks.make()
     for shown in (task["id"], str(uuid4()), "x", "'%20OR%201=1"):
-        answer = await api.rival.get(f"/v1/tasks/{shown}/explain")
+        answer = await api.other_tenant.get(f"/v1/tasks/{shown}/explain")
         assert answer.status == 404, shown
     assert (await api.client("a:write").get(f"/v1/tasks/{task['id']}/explain")).status == 403

@@ -1,4 +1,4 @@
-"""Creates that are served on the spot, beside the same ones on the ordinary way: none can tell."""
+"""Creates on the fast path and on the ordinary one: the answers are the same."""
 
 import asyncio
 import gc
@@ -194,7 +194,7 @@ async def test_a_key_that_was_revoked_here_is_refused_at_once(live_api: LiveApi)
 async def test_a_key_is_looked_up_again_when_its_time_has_come(
     live_api: LiveApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the ordinary way: an answer is remembered for four seconds, or until the key ends."""
+    """As on the ordinary path: an answer is remembered for four seconds, or until the key ends."""
     now = 1000.0
     for module in (auth, key_activity):
         monkeypatch.setattr(module, "monotonic", lambda: now)
@@ -331,7 +331,7 @@ async def test_a_tenant_that_is_gone(live_api: LiveApi) -> None:
 
 
 @dataclass
-class Held:
+class HeldInserts:
     """Inserts that are held back."""
 
     monkeypatch: pytest.MonkeyPatch
@@ -356,7 +356,7 @@ async def test_a_request_in_flight_is_answered_while_the_server_stops(
     connection, idle = await live_api.connect(), await live_api.connect()
     await connection.make_known(NOOP)
     await idle.post_fast(NOOP)
-    held = Held(monkeypatch)
+    held = HeldInserts(monkeypatch)
     connection.send(NOOP)
     await held.begun.wait()
     assert live_api.served_fast == [True, True]
@@ -374,7 +374,7 @@ async def test_a_request_whose_client_left_is_carried_out(
     assert live_api.listener is not None
     connection = await live_api.connect()
     await connection.make_known(NOOP)
-    held = Held(monkeypatch)
+    held = HeldInserts(monkeypatch)
     connection.send(NOOP)
     await held.begun.wait()
     await connection.connection.close()
@@ -400,10 +400,10 @@ async def test_requests_leave_no_rings_behind(live_api: LiveApi) -> None:
     try:
         for _ in range(50):
             await connection.post_fast(NOOP)
-        spot = gc.collect()
+        fast = gc.collect()
         for _ in range(50):
             await connection.post_normally(NOOP)
         ordinary = gc.collect()
     finally:
         gc.enable()
-    assert (spot < 50, ordinary < 50) == (True, True), (spot, ordinary)
+    assert (fast < 50, ordinary < 50) == (True, True), (fast, ordinary)

@@ -40,8 +40,8 @@ async def audited(api: InProcessApi, **filters: str) -> list[tuple[str, str]]:
     return [(entry["action"], entry["subject"]) for entry in answer.json()["items"]]
 
 
-class StandStill:
-    """The authenticator's clock, moved by hand."""
+class ManualAuthClock:
+    """The authenticator's clock, set by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -99,7 +99,7 @@ async def test_a_key_belongs_to_the_tenant_that_made_it(api: InProcessApi) -> No
     )
     assert task.status == 201
     assert (await api.admin.get(f"/v1/tasks/{task.json()['id']}")).status == 200
-    assert (await api.rival.get(f"/v1/tasks/{task.json()['id']}")).status == 404
+    assert (await api.other_tenant.get(f"/v1/tasks/{task.json()['id']}")).status == 404
     assert (await api.client(made["api_key"]).get("/v1/tenants")).status == 403
 
 
@@ -192,7 +192,7 @@ async def test_the_revoking_node_refuses_a_revoked_key_at_once(
 async def test_a_revoked_key_is_refused_everywhere_within_five_seconds(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, other = StandStill(monkeypatch), api.another_node()
+    clock, other = ManualAuthClock(monkeypatch), api.another_node()
     made = await make_key(api)
     assert await status_with(other, made["api_key"]) == 200
     assert (await api.admin.call("DELETE", f"/v1/keys/{made['id']}")).status == 204
@@ -203,7 +203,7 @@ async def test_a_revoked_key_is_refused_everywhere_within_five_seconds(
 async def test_answers_are_remembered_meanwhile(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, looked_up = StandStill(monkeypatch), []
+    clock, looked_up = ManualAuthClock(monkeypatch), []
     find = KeyStore.find
 
     async def counting(self: KeyStore, secret: str) -> ApiKey | None:
@@ -225,7 +225,7 @@ async def test_one_may_revoke_the_key_in_ones_hand(api: InProcessApi) -> None:
 
 
 async def test_a_key_ends_at_its_time(api: InProcessApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = StandStill(monkeypatch)
+    clock = ManualAuthClock(monkeypatch)
     made = await make_key(api, expires_in=2)
     assert await status_with(api, made["api_key"]) == 200
     await api.database.fetch(
@@ -312,7 +312,7 @@ async def test_a_mistyped_key_is_refused_without_asking_the_store(
 async def test_uses_are_written_down_in_the_background(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = StandStill(monkeypatch)
+    clock = ManualAuthClock(monkeypatch)
     made = await make_key(api)
     await status_with(api, made["api_key"])
 
@@ -352,7 +352,7 @@ async def test_the_audit_log_has_pages_newest_first(api: InProcessApi) -> None:
     assert [entry["subject"] for entry in entries] == made[::-1]
     assert rest["next_cursor"] is None
     assert {entry["actor"] for entry in entries} == {"key:a-all"}
-    assert (await api.rival.get("/v1/audit")).json()["items"] == []
+    assert (await api.other_tenant.get("/v1/audit")).json()["items"] == []
 
 
 @pytest.mark.parametrize("of_tenant", [True, False])
@@ -377,7 +377,7 @@ async def test_a_selective_filter_reads_few_entries_of_the_audit_log(
 
 async def test_operators_read_the_audit_log_of_the_whole_installation(api: InProcessApi) -> None:
     ours = await make_key(api)
-    theirs = (await api.rival.post("/v1/keys", {"scopes": ["read"]})).json()
+    theirs = (await api.other_tenant.post("/v1/keys", {"scopes": ["read"]})).json()
     tenant = (await api.operator.post("/v1/tenants", {"name": "short-lived"})).json()
     await api.operator.call("DELETE", f"/v1/tenants/{tenant['id']}")
 
@@ -404,7 +404,7 @@ async def test_an_operator_of_a_tenant_reads_that_tenants_audit_log(
     """As the key of `mainspring dev`: a tenant's key sees that tenant, whatever else it may."""
     both = NewKey("both", "both", api.tenants["a"], frozenset(SCOPES), operator=True)
     await api.deps.keys.add(both)
-    await api.rival.post("/v1/keys", {"scopes": ["read"]})
+    await api.other_tenant.post("/v1/keys", {"scopes": ["read"]})
     made = await make_key(api)
     entries = (await api.client("both").get("/v1/audit")).json()["items"]
     assert [(e["tenant_id"], e["subject"]) for e in entries] == [(api.tenants["a"], made["id"])]

@@ -245,7 +245,7 @@ async def test_a_rate_limit_is_enforced_and_shown(database_url: str) -> None:
         assert {answer.headers["ratelimit-limit"] for answer in answers} == {"2"}
         assert answers[2].headers["ratelimit-reset"] == answers[2].headers["retry-after"] == "1"
         assert answers[2].json()["type"].endswith(":too-many-requests")
-        assert (await api.rival.get("/v1/tasks")).status == 200, "each tenant has its own"
+        assert (await api.other_tenant.get("/v1/tasks")).status == 200, "each tenant has its own"
         assert (await api.admin.get("/v1/limits")).status == 429, "a tenant has one for all"
         assert (await api.operator.get("/v1/tenants")).status == 200
 

@@ -181,7 +181,7 @@ async def test_workflows_are_listed_by_name(api: InProcessApi) -> None:
     for name in ("b", "B", "a-1", "c"):
         made = await api.admin.post(URL, {"name": name, "steps": [step("only")]})
         assert made.status == 201
-    await api.rival.post(URL, {"name": "theirs", "steps": [step("only")]})
+    await api.other_tenant.post(URL, {"name": "theirs", "steps": [step("only")]})
     seen = await api.admin.all_items(f"{URL}?limit=2")
     assert [item["name"] for item in seen] == ["B", "a-1", "b", "c"]
     assert (await api.admin.get(f"{URL}?cursor=non%20sense")).status == 422
@@ -258,7 +258,7 @@ async def test_a_graph_in_three_forms(api: InProcessApi) -> None:
 
 async def test_a_schedule_of_a_workflow_that_is_not_there_is_refused(api: InProcessApi) -> None:
     """Also if another tenant has one of that name, or if it was taken out of use."""
-    assert (await api.rival.post(URL, workflow(step("only")))).status == 201
+    assert (await api.other_tenant.post(URL, workflow(step("only")))).status == 201
     nightly = {"name": "s", "cron": "0 2 * * *", "workflow": "nightly"}
     for path in ("/v1/schedules", "/v1/schedules?dry_run=true"):
         assert _errors(await api.admin.post(path, nightly)) == [

@@ -25,7 +25,7 @@ LIMITS = replace(LONG_LIMITS, timeout=0.3)
 
 
 @dataclass
-class Inside:
+class RecordingApp:
     """An application that remembers what reached it and answers as it is told."""
 
     answer: bytes = b"hello"
@@ -58,7 +58,7 @@ class Inside:
 class ServerUnderTest:
     """A server, its application and its metrics."""
 
-    inside: Inside
+    app: RecordingApp
     metrics: Metrics
     listener: HttpListener
 
@@ -76,12 +76,12 @@ class ServerUnderTest:
 
 @asynccontextmanager
 async def open_server(
-    limits: ConnectionLimits = LIMITS, inside: Inside | None = None, keep_alive: float = 75
+    limits: ConnectionLimits = LIMITS, app: RecordingApp | None = None, keep_alive: float = 75
 ) -> AsyncIterator[ServerUnderTest]:
-    inside, metrics = inside or Inside(), Metrics()
-    opened = open_http_server(inside, limits=limits, metrics=metrics, keep_alive=keep_alive)
+    app, metrics = app or RecordingApp(), Metrics()
+    opened = open_http_server(app, limits=limits, metrics=metrics, keep_alive=keep_alive)
     async with opened as listener:
-        yield ServerUnderTest(inside, metrics, listener)
+        yield ServerUnderTest(app, metrics, listener)
 
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -105,10 +105,10 @@ async def test_good_clients_notice_nothing() -> None:
             connection.send(b"x" * 50_000)
             await connection.writer.drain()
         assert (await connection.read_response())[0] == 200
-        assert under_test.inside.bodies[-1] == b"x" * 200_000
+        assert under_test.app.bodies[-1] == b"x" * 200_000
 
 
-class Whole(Inside):
+class SingleSendApp(RecordingApp):
     """An application that hands over its answers in one piece."""
 
     def __init__(self, *answers: Response) -> None:
@@ -129,20 +129,20 @@ async def test_an_unexpected_end_of_the_server_is_reported() -> None:
 async def test_a_server_that_cannot_listen_is_reported() -> None:
     shut = socket.socket()
     shut.close()
-    server = HttpServer(HttpConfig(Inside(), LONG_LIMITS, Metrics(), keep_alive=5))
+    server = HttpServer(HttpConfig(RecordingApp(), LONG_LIMITS, Metrics(), keep_alive=5))
     with pytest.raises(ServerError, match="the API is served no more"):
         await server.open(shut)
 
 
 async def test_whole_answers_leave_as_they_are() -> None:
     """With what HTTP asks of them: no body for HEAD, and an end where one was asked for."""
-    whole = Whole(
+    whole = SingleSendApp(
         Response(b"one", 201, {"x": "y"}),
         Response(b"two"),
         Response(status_code=204),
         Response(b"bye"),
     )
-    async with open_server(inside=whole) as under_test:
+    async with open_server(app=whole) as under_test:
         connection = await under_test.connect()
         connection.send(GET)
         status, headers, body = await connection.read_response()
@@ -160,8 +160,8 @@ async def test_whole_answers_leave_as_they_are() -> None:
 
 
 async def test_an_answer_that_says_it_is_the_last_is() -> None:
-    whole = Whole(Response(b"no", 413, {"Connection": "close"}))
-    async with open_server(inside=whole) as under_test:
+    whole = SingleSendApp(Response(b"no", 413, {"Connection": "close"}))
+    async with open_server(app=whole) as under_test:
         connection = await under_test.connect()
         connection.send(POST % 9)
         received = await connection.read_to_end()
@@ -173,7 +173,7 @@ async def test_no_header_of_an_answer_breaks_its_line(value: str) -> None:
     """Whatever a handler lets through: better no answer than two."""
     answer = Response(b"x")
     answer.raw_headers.append((b"x", value.encode()))
-    async with open_server(inside=Whole(answer)) as under_test:
+    async with open_server(app=SingleSendApp(answer)) as under_test:
         connection = await under_test.connect()
         connection.send(GET)
         assert await connection.read_to_end() == b""
@@ -198,11 +198,11 @@ async def test_an_offer_of_another_protocol_is_passed_over() -> None:
             assert (await connection.read_response())[0] == 200
         connection.send((POST % len(GET))[:-2] + OFFER + GET)
         assert (await connection.read_response())[0] == 200
-        assert under_test.inside.bodies[-1] == GET
+        assert under_test.app.bodies[-1] == GET
         connection.send((POST % len(GET))[:-2] + OFFER)
         connection.send(GET)
         assert (await connection.read_response())[0] == 200
-        assert under_test.inside.bodies[-1] == GET
+        assert under_test.app.bodies[-1] == GET
 
 
 async def test_a_body_after_a_split_upgrade_offer_is_not_a_request() -> None:
@@ -214,7 +214,7 @@ async def test_a_body_after_a_split_upgrade_offer_is_not_a_request() -> None:
         await asyncio.sleep(0.05)  # nothing tells that a piece of a head has arrived
         connection.send(OFFER + GET)
         await connection.read_refusal(400, "malformed-request")
-        assert under_test.inside.bodies == []
+        assert under_test.app.bodies == []
 
 
 async def test_an_idle_connection_is_closed() -> None:
@@ -233,7 +233,7 @@ async def test_too_many_headers() -> None:
         connection = await under_test.connect()
         connection.send(GET[:-2] + b"".join(b"x%d: y\r\n" % n for n in range(20)) + b"\r\n")
         await connection.read_refusal(431, "head-too-large")
-        assert under_test.inside.bodies == []
+        assert under_test.app.bodies == []
         assert under_test.refused("head-too-large") == 1
 
 
@@ -309,10 +309,8 @@ async def test_a_body_that_does_not_come() -> None:
         connection = await under_test.connect()
         connection.send(POST % 1000 + b"some")
         await connection.read_refusal(408, "too-slow")
-        await eventually(
-            lambda: _is(under_test.inside.gone == 1), within=SOON, what="it hears the end"
-        )
-        assert under_test.inside.bodies == []
+        await eventually(lambda: _is(under_test.app.gone == 1), within=SOON, what="it sees the end")
+        assert under_test.app.bodies == []
 
 
 @pytest.mark.parametrize("start", [GET[:-2], POST % 1_000_000, GET + POST % 1_000_000])
@@ -335,7 +333,7 @@ async def test_a_client_that_sends_nothing() -> None:
 
 
 async def test_a_body_after_the_answer_must_end_too() -> None:
-    async with open_server(inside=Inside(read_body=False)) as under_test:
+    async with open_server(app=RecordingApp(read_body=False)) as under_test:
         connection = await under_test.connect()
         connection.send(POST % 1_000_000)
         assert (await connection.read_response())[0] == 200
@@ -345,7 +343,7 @@ async def test_a_body_after_the_answer_must_end_too() -> None:
 
 
 async def test_an_answer_that_is_not_taken() -> None:
-    async with open_server(inside=Inside(answer=b"x" * 50_000_000)) as under_test:
+    async with open_server(app=RecordingApp(answer=b"x" * 50_000_000)) as under_test:
         connection = await under_test.connect()
         connection.send(GET)
         await eventually(

@@ -85,7 +85,7 @@ class _NoSignals:
         pass
 
 
-class Living:
+class MemberNode:
     """A node that does nothing but be a member."""
 
     def __init__(self, dial: Dial) -> None:
@@ -120,11 +120,11 @@ class Living:
 
 
 @pytest.fixture
-async def node(dial: Dial) -> AsyncIterator[Callable[[], Awaitable[Living]]]:
-    started: list[Living] = []
+async def node(dial: Dial) -> AsyncIterator[Callable[[], Awaitable[MemberNode]]]:
+    started: list[MemberNode] = []
 
-    async def start() -> Living:
-        started.append(Living(dial))
+    async def start() -> MemberNode:
+        started.append(MemberNode(dial))
         await started[-1].start()
         return started[-1]
 
@@ -168,7 +168,7 @@ async def test_a_frozen_node_is_fenced_at_once_and_declared_dead_later(
 async def test_takeover_follows_once_the_server_ends_open_transactions(
     dial: Dial,
     eyes: asyncpg.Connection,
-    node: Callable[[], Awaitable[Living]],
+    node: Callable[[], Awaitable[MemberNode]],
 ) -> None:
     silent = await silent_node(eyes)
     await stand_still(dial, silent)
@@ -189,7 +189,7 @@ async def test_takeover_follows_once_the_server_ends_open_transactions(
 
 
 async def test_a_waiting_handover_delays_no_heartbeat(
-    dial: Dial, eyes: asyncpg.Connection, node: Callable[[], Awaitable[Living]]
+    dial: Dial, eyes: asyncpg.Connection, node: Callable[[], Awaitable[MemberNode]]
 ) -> None:
     """It waits for what the giver has in flight, longer than a node may be silent."""
     giver = await node()
@@ -218,7 +218,7 @@ async def test_a_waiting_handover_delays_no_heartbeat(
     assert {giver.state.node_id, newcomer.state.node_id} == ids
 
 
-class _Reluctant:
+class _DelayedHandover:
     """A connection that keeps the answer to a handover back until a later heartbeat was answered,
     on whichever connection that is sent."""
 
@@ -241,14 +241,14 @@ class _Reluctant:
 
 
 async def test_a_nodes_own_handover_does_not_look_like_its_death(
-    dial: Dial, node: Callable[[], Awaitable[Living]]
+    dial: Dial, node: Callable[[], Awaitable[MemberNode]]
 ) -> None:
     refused = asyncio.Event()
 
-    async def reluctant() -> asyncpg.Connection:
-        return cast(asyncpg.Connection, _Reluctant(await dial(), refused))
+    async def delayed() -> asyncpg.Connection:
+        return cast(asyncpg.Connection, _DelayedHandover(await dial(), refused))
 
-    giver = Living(reluctant)
+    giver = MemberNode(delayed)
     await giver.start()
     try:
         await eventually(_has(giver, PARTITIONS), within=5, what="a node alone has everything")
@@ -296,7 +296,7 @@ async def test_the_server_ends_the_statement_of_a_frozen_client(
         await waiting.execute("SELECT pg_sleep(60)", timeout=60)
 
 
-async def _share(giver: Living, newcomer: Living) -> bool:
+async def _share(giver: MemberNode, newcomer: MemberNode) -> bool:
     return giver.share + newcomer.share == PARTITIONS and newcomer.share > 0
 
 
@@ -306,7 +306,7 @@ async def _state(eyes: asyncpg.Connection, node_id: UUID) -> tuple[int, str]:
     return row["epoch"], row["state"]
 
 
-def _has(living: Living, share: int) -> Callable[[], Awaitable[bool]]:
+def _has(living: MemberNode, share: int) -> Callable[[], Awaitable[bool]]:
     async def has() -> bool:
         return living.share == share
 

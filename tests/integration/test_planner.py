@@ -1,4 +1,4 @@
-"""Crowds that enter tables which vacuum found empty: plans made for one row must not meet them."""
+"""Bulk inserts into tables that vacuum found empty: plans made for one row must not meet them."""
 
 import asyncio
 from collections.abc import AsyncIterator

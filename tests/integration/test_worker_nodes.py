@@ -45,7 +45,7 @@ async def pair(database_url: str) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
 async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
     database_url: str,
 ) -> None:
-    """At once: so long as nodes look for letters and wakes without a hint, no machine is slow."""
+    """At once: so long as nodes look for messages and wakes without a hint, no machine is slow."""
     look = 5.0
     async with two_nodes(database_url, wake_poll=look) as (one, two):
         delays = await delays_between(one, two)

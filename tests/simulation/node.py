@@ -43,7 +43,7 @@ from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, Remote
 from simulation.remote import RemoteConnection, RemoteEngineStore, RemoteKeys, RemoteTasks
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
-from simulation.world import CALM, World
+from simulation.world import NO_FAULTS, World
 
 T = TypeVar("T")
 
@@ -64,14 +64,14 @@ class Network:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.cut:
             return await answer
-        world, weather = self._world, self._world.weather
+        world, faults = self._world, self._world.faults
         life, fate = world.life, world.rng.random()
-        if fate < weather.request_lost or world.now < world.down_until:
+        if fate < faults.request_lost or world.now < world.down_until:
             self._give_up(answer)
-        elif fate < weather.request_lost + weather.answer_lost:
+        elif fate < faults.request_lost + faults.answer_lost:
             world.later(world.delay(), lambda: _happen(statement))
             self._give_up(answer)
-        elif fate < weather.request_lost + weather.answer_lost + weather.late:
+        elif fate < faults.request_lost + faults.answer_lost + faults.late:
             self._give_up(answer)
             world.later(1.0 + world.rng.expovariate(1.0), lambda: _happen(statement))
         else:
@@ -155,7 +155,7 @@ class LossySignals(Signals):
         return
 
     def _tell(self, hint: Callable[[], None]) -> None:
-        if self._world.rng.random() >= self._world.weather.hint_lost:
+        if self._world.rng.random() >= self._world.faults.hint_lost:
             self._world.later(self._world.delay(), hint)
 
 
@@ -240,7 +240,7 @@ class Chaos:
             report = Report(execution, outcome, started, self._clock.now())
         del self._executions[execution.id, execution.fence]
         self._report([report])
-        if self._rng.random() < self._world.weather.duplicate_report:
+        if self._rng.random() < self._world.faults.duplicate_report:
             # At once, or when the task may be running again.
             delay = self._rng.choice((0.0, self._rng.uniform(0.0, 4.0)))
             asyncio.get_running_loop().call_later(delay, self._report, [report])
@@ -253,9 +253,9 @@ class Chaos:
             self._report([Report(execution, outcome, now, now)])
 
     def _duration(self) -> float:
-        """Mostly short, now and then longer than a lease; in calm weather there is only the rest
+        """Mostly short, now and then longer than a lease; without faults there is only the rest
         to be done."""
-        if self._world.weather is CALM:
+        if self._world.faults is NO_FAULTS:
             return self._rng.uniform(0.0, 0.1)
         chance = self._rng.random()
         if chance < 0.3:

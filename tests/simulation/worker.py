@@ -16,7 +16,7 @@ from mainspring.node.workers.mailbox import ExecutionKey
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from simulation.node import SimNode, resolve
-from simulation.world import CALM, World
+from simulation.world import NO_FAULTS, World
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class SimWorker:
         self._stopped.add((report.id, report.fence))
         await self._report(report)
         self._executions.pop((report.id, report.fence), None)
-        if self._rng.random() < self.world.weather.duplicate_report:
+        if self._rng.random() < self.world.faults.duplicate_report:
             await asyncio.sleep(self._rng.uniform(0.0, 4.0))
             await self._report(report)
 
@@ -178,7 +178,7 @@ class SimWorker:
         )
 
     def _duration(self) -> float:
-        if self.world.weather is CALM:
+        if self.world.faults is NO_FAULTS:
             return self._rng.uniform(0.0, 0.1)
         chance = self._rng.random()
         if chance < 0.3:
@@ -205,7 +205,7 @@ class SimWorker:
         if not nodes:
             raise StoreUnavailable("there is no node")
         node = self._rng.choice(nodes)
-        if world.rng.random() >= world.weather.request_lost:
+        if world.rng.random() >= world.faults.request_lost:
             world.later(world.delay(), lambda: self._arrive(node, call, answer))
         async with asyncio.timeout(wait + _TIMEOUT):
             return await answer
@@ -227,7 +227,7 @@ class SimWorker:
                 result = problem
             finally:
                 self._served.discard((node, request))
-            if self.world.rng.random() >= self.world.weather.answer_lost:
+            if self.world.rng.random() >= self.world.faults.answer_lost:
                 self.world.later(self.world.delay(), lambda: self._hear(answer, result))
 
         if node.alive:

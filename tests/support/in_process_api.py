@@ -106,7 +106,7 @@ class InProcessApi:
         return self.client("a:all")
 
     @property
-    def rival(self) -> AsgiClient:
+    def other_tenant(self) -> AsgiClient:
         """All scopes of tenant `b`."""
         return self.client("b:all")
 

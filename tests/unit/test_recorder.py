@@ -23,7 +23,7 @@ from mainspring.observe.metrics import Metrics
 from support.rows import execution, row
 
 
-class Refuses:
+class RefusingStore:
     """A store that takes nothing of tasks 1 and 2, whatever is written of them."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Refuses:
         return reports
 
 
-class Deaf:
+class NoAnnouncer:
     def announce(self, changed: object) -> None:
         """Nobody is there."""
 
@@ -54,12 +54,12 @@ def report(number: int, outcome: Outcome) -> Report:
 
 
 @asynccontextmanager
-async def recording(store: Refuses) -> AsyncIterator[Recorder]:
+async def recording(store: RefusingStore) -> AsyncIterator[Recorder]:
     config = Config(database_url="postgresql:///x")
     state = NodeState(Engine(EngineSettings()), ManualClock())
     nobody = cast(Any, None)
     recorder = Recorder(
-        config, state, cast(Any, store), nobody, cast(Any, Deaf()), Metrics(), Random(1)
+        config, state, cast(Any, store), nobody, cast(Any, NoAnnouncer()), Metrics(), Random(1)
     )
     writing = asyncio.create_task(recorder.run())
     try:
@@ -70,7 +70,7 @@ async def recording(store: Refuses) -> AsyncIterator[Recorder]:
 
 
 async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
-    store = Refuses()
+    store = RefusingStore()
     batch = [
         report(number, outcome)
         for number, outcome in enumerate([Outcome.SUCCEEDED, Outcome.RELEASED] * 2, 1)
@@ -82,7 +82,7 @@ async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
 
 async def test_of_two_concurrent_reports_of_an_execution_one_counts() -> None:
     """The other one is to hear that its word does not count, though the execution succeeded."""
-    async with recording(Refuses()) as recorder:
+    async with recording(RefusingStore()) as recorder:
         first, second = await asyncio.gather(
             recorder.record([report(3, Outcome.CANCELLED)]),
             recorder.record([report(3, Outcome.SUCCEEDED)]),

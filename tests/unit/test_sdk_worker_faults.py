@@ -45,7 +45,7 @@ from support.process import is_running
 PAGE = b"<html><body>Welcome to the proxy</body></html>"
 
 
-class Silent:
+class IdleRunner:
     """A runner that runs nothing."""
 
     apart = False
@@ -60,7 +60,7 @@ class Silent:
 def attempt(lease: float = 15.0) -> WorkerExecution:
     task = leased()
     return WorkerExecution(
-        task, monotonic() + lease, Context(task.id), None, Silent(), lambda _: None
+        task, monotonic() + lease, Context(task.id), None, IdleRunner(), lambda _: None
     )
 
 
@@ -84,7 +84,7 @@ class FakeNodes:
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
-class Deaf(FakeNodes):
+class BlockedLogNodes(FakeNodes):
     """Nodes that take no lines of logs until they are told to."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class TestHeartbeatThread:
         assert b"progress" not in sent[1]
 
 
-class Unspeakable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
@@ -241,7 +241,7 @@ class TestHandlers:
         ("problem", "message"),
         [
             (FileNotFoundError("\udcff\0"), "FileNotFoundError: ?\ufffd"),
-            (Unspeakable(), "Unspeakable: it cannot be told"),
+            (UnprintableError(), "UnprintableError: it cannot be told"),
         ],
     )
     async def test_every_failure_can_be_reported(self, problem: Exception, message: str) -> None:
@@ -286,7 +286,7 @@ async def test_an_outcome_does_not_wait_long_for_undelivered_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reports, "_FLUSH_WITHIN", 0.01)
-    fake_nodes = Deaf()
+    fake_nodes = BlockedLogNodes()
     sender = await ended_with_a_line(fake_nodes)
     assert [type(body) for body in fake_nodes.asked] == [ReportIn]
     fake_nodes.listen.set()
@@ -313,7 +313,7 @@ async def test_endless_logging_delays_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_an_outcome_waits_for_its_own_executions_logs_only() -> None:
-    fake_nodes = Deaf()
+    fake_nodes = BlockedLogNodes()
     sender, talker, silent = LogSender(fake_nodes), attempt(), attempt()  # type: ignore[arg-type]
     sender.line_of(talker.leased, HandlerLogLine("hello", "info"))
     async with asyncio.timeout(10):
@@ -341,7 +341,7 @@ async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
 
 
 async def test_waiting_for_undelivered_logs_leaves_nothing_behind() -> None:
-    sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
+    sender, one = LogSender(BlockedLogNodes()), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     before = len(asyncio.all_tasks())
     for _ in range(10):

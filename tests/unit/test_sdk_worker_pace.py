@@ -67,7 +67,7 @@ class Server:
         return self.answer
 
 
-class Refusing:
+class RefusingWorker:
     """A worker that begins nothing of what it gets."""
 
     def __init__(self, server: Server) -> None:
@@ -108,7 +108,7 @@ async def test_no_answers_make_a_worker_ask_in_a_hot_loop(
 
     monkeypatch.setattr("mainspring.sdk.worker.leasing.asyncio.sleep", rest)
     server = Server(answer)
-    work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), Refusing(server)).run())
+    work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), RefusingWorker(server)).run())
     async with asyncio.timeout(10):
         await enough.wait()
     work.cancel()

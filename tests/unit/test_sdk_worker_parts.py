@@ -39,7 +39,7 @@ from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddre
 from support.leased_tasks import EPOCH, leased, report_all
 
 
-class Silent:
+class IdleRunner:
     """A runner that does what it is told, and nothing more."""
 
     apart = False
@@ -57,7 +57,7 @@ class Silent:
 def attempt(settled: list[WorkerExecution], lease_end: float | None = None) -> WorkerExecution:
     task = leased()
     end = monotonic() + 15 if lease_end is None else lease_end
-    one = WorkerExecution(task, end, Context(task.id), None, Silent(), settled.append)
+    one = WorkerExecution(task, end, Context(task.id), None, IdleRunner(), settled.append)
     one.start()
     one.begin()
     return one
@@ -171,7 +171,7 @@ class FakeNodes:
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
-class Home:
+class FakeWorker:
     """As much of a worker as a leaser needs."""
 
     def __init__(self, nodes: Any) -> None:
@@ -200,7 +200,7 @@ class TestDemand:
     async def test_slots_are_not_kept_for_a_node_that_does_not_answer(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class HalfDead(FakeNodes):
+        class HalfReachable(FakeNodes):
             async def ask(self, _url: str, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 if _url == "http://one":
                     raise Unreachable("it is gone")
@@ -211,8 +211,10 @@ class TestDemand:
                 return Leases([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
-        fake_nodes = HalfDead()
-        work = asyncio.create_task(Leaser(Lane(8, ["x"], commands=False), Home(fake_nodes)).run())
+        fake_nodes = HalfReachable()
+        work = asyncio.create_task(
+            Leaser(Lane(8, ["x"], commands=False), FakeWorker(fake_nodes)).run()
+        )
         async with asyncio.timeout(5):
             while fake_nodes.open < 8:
                 fake_nodes.changed.clear()
@@ -243,7 +245,7 @@ class TestDemand:
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
         fake_nodes = Answering()
-        home = Home(fake_nodes)
+        home = FakeWorker(fake_nodes)
         work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), home).run())
         await fake_nodes.changed.wait()
         work.cancel()
@@ -252,7 +254,7 @@ class TestDemand:
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
     async def test_no_more_is_asked_for_than_slots_are_free(self, slots: int) -> None:
         fake_nodes = FakeNodes()
-        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(fake_nodes))
+        leaser = Leaser(Lane(slots, ["x"], commands=False), FakeWorker(fake_nodes))
         work = asyncio.create_task(leaser.run())
         for _ in range(20):
             await asyncio.sleep(0)
@@ -296,7 +298,7 @@ class TestReports:
     ) -> None:
         large = Problem("/outcomes/0/result", "has 9 bytes; the most is 8")
 
-        class Picky(FakeNodes):
+        class RejectingNodes(FakeNodes):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
                 if any(o.id == bad.leased.id and o.result is not UNSET for o in body.outcomes):
@@ -305,7 +307,7 @@ class TestReports:
 
         executions = [attempt([]) for _ in range(9)]
         bad = executions[4]
-        done = await report_all(Picky(), executions)
+        done = await report_all(RejectingNodes(), executions)
         assert set(done) == set(executions)
         assert bad.verdict is not None
         assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
@@ -354,7 +356,7 @@ class TestComplaints:
             *[Unreachable("http://a cannot be reached: refused") for _ in range(6)],
         ]
 
-        class Stopping:
+        class StoppingNodes:
             urls = ("http://a",)
 
             async def ask(self, *_what: Any, **_how: Any) -> Any:
@@ -363,7 +365,7 @@ class TestComplaints:
                 enough.set()
                 await asyncio.Event().wait()
 
-        home = Home(Stopping())
+        home = FakeWorker(StoppingNodes())
         work = [
             asyncio.create_task(Leaser(Lane(4, [name], commands=False), home).run())
             for name in ("x", "y")
@@ -430,7 +432,7 @@ class TestNodes:
     async def test_a_stopping_node_is_replaced_by_others(
         self, kind: str, asked_again: bool
     ) -> None:
-        class Way:
+        class UnavailableTransport:
             async def send(self, *_what: Any) -> Response:
                 return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
 
@@ -438,7 +440,7 @@ class TestNodes:
         nodes._take(
             [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
         )
-        nodes._transports["http://a:1", False] = Way()  # type: ignore[assignment]
+        nodes._transports["http://a:1", False] = UnavailableTransport()  # type: ignore[assignment]
         with pytest.raises(Unavailable):
             await nodes.ask("http://a:1", "/x", {}, object, within=1, blocking=False)
         assert ("http://a:1" in nodes.urls) is asked_again
@@ -450,7 +452,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     task, lane = leased(), Lane(5, [], commands=True)
     started: list[WorkerExecution] = []
 
-    class Recording(Silent):
+    class Recording(IdleRunner):
         def start(self, attempt: WorkerExecution) -> None:
             started.append(attempt)
 

@@ -171,7 +171,7 @@ class Server:
         return [(beat.started, beat.alone) for beat in beats]
 
 
-class Beating:
+class Heartbeats:
     """A heartbeat thread, and the executions that it keeps."""
 
     def __init__(self, *executions: WorkerExecution, lease: float = 900.0) -> None:
@@ -192,18 +192,20 @@ class Beating:
     def held(self) -> Sequence[WorkerExecution]:
         return self.executions
 
-    async def hears(self) -> None:
+    async def next_request(self) -> None:
         assert await asyncio.to_thread(self.server.heard.wait, 5)
 
 
 @pytest.fixture
-async def beating() -> AsyncIterator[Callable[..., Beating]]:
-    made: list[Beating] = []
+async def beating() -> AsyncIterator[Callable[..., Heartbeats]]:
+    made: list[Heartbeats] = []
 
     def start(
-        *executions: WorkerExecution, before: Callable[[Beating], None] = lambda _: None, **how: Any
-    ) -> Beating:
-        made.append(Beating(*executions, **how))
+        *executions: WorkerExecution,
+        before: Callable[[Heartbeats], None] = lambda _: None,
+        **how: Any,
+    ) -> Heartbeats:
+        made.append(Heartbeats(*executions, **how))
         before(made[-1])
         made[-1].heartbeat_thread.start()
         return made[-1]
@@ -215,7 +217,7 @@ async def beating() -> AsyncIterator[Callable[..., Beating]]:
 
 class TestHeartbeats:
     async def test_what_runs_for_a_while_is_named_once(
-        self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
+        self, beating: Callable[..., Heartbeats], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_AFTER", 0.05)
         running, waiting, over = (attempt(lease=900.0) for _ in range(3))
@@ -224,7 +226,7 @@ class TestHeartbeats:
             one.begin()
         over.finish(RELEASED)
         found = beating(running, waiting, over)
-        await found.hears()
+        await found.next_request()
 
         async def named() -> bool:
             return running.named
@@ -232,7 +234,7 @@ class TestHeartbeats:
         await eventually(named, within=5, what="the answer has come")
         found.server.heard.clear()
         found.heartbeat_thread.interrupt_polls()
-        await found.hears()
+        await found.next_request()
         first, *rest = found.server.asked
         assert [beat.id for beat in first.running] == [running.leased.id]
         assert first.running[0].started
@@ -243,14 +245,14 @@ class TestHeartbeats:
         ]
 
     async def test_nothing_starts_until_its_announcement_is_answered(
-        self, beating: Callable[..., Beating]
+        self, beating: Callable[..., Heartbeats]
     ) -> None:
         one = attempt(lease=900.0)
         one.alone = True
         lost = Unreachable("nobody is there")
         found = beating(before=lambda b: b.server.answers.extend([lost, lost, "continue"]))
         found.heartbeat_thread.announce(one)
-        await found.hears()
+        await found.next_request()
 
         async def started() -> bool:
             return one.started
@@ -260,7 +262,7 @@ class TestHeartbeats:
 
     @pytest.mark.parametrize("answer", ["lost", "cancel"])
     async def test_what_is_refused_when_announced_never_starts(
-        self, beating: Callable[..., Beating], answer: str
+        self, beating: Callable[..., Heartbeats], answer: str
     ) -> None:
         one = attempt(lease=900.0)
         found = beating(before=lambda b: b.server.answers.append(answer))
@@ -274,12 +276,12 @@ class TestHeartbeats:
         assert not one.begin()
         assert len(found.server.asked) == 1
 
-    async def test_a_lost_execution_never_starts(self, beating: Callable[..., Beating]) -> None:
+    async def test_a_lost_execution_never_starts(self, beating: Callable[..., Heartbeats]) -> None:
         one = attempt(lease=900.0)
         one.arriving = True  # the event loop has not heard of it yet
         found = beating(one, before=lambda b: b.server.answers.append("lost"))
         found.heartbeat_thread.interrupt_polls()
-        await found.hears()
+        await found.next_request()
 
         async def known() -> bool:
             return one.lease_end < 0
@@ -288,7 +290,7 @@ class TestHeartbeats:
         assert not one.begin()
 
     async def test_the_thread_survives_whatever_goes_wrong_in_it(
-        self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
+        self, beating: Callable[..., Heartbeats], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         problems = [OSError("no clock"), ValueError("sleep length must be non-negative")]
 
@@ -303,7 +305,7 @@ class TestHeartbeats:
         monkeypatch.setattr(heartbeat_module, "_AFTER_ERROR", 0.01)
         one = attempt(lease=0.1)
         found = beating(one, before=lambda b: setattr(b.heartbeat_thread, "warn", warn), lease=0.6)
-        await found.hears()
+        await found.next_request()
 
         async def all_met() -> bool:
             return not problems
@@ -311,21 +313,21 @@ class TestHeartbeats:
         await eventually(all_met, within=5, what="both went wrong")
         found.server.heard.clear()
         one.lease_end = monotonic() + 0.1
-        await found.hears()
+        await found.next_request()
         assert found.heartbeat_thread.errors == 2
 
     async def test_what_waits_behind_a_blocked_loop_is_released(
-        self, beating: Callable[..., Beating]
+        self, beating: Callable[..., Heartbeats]
     ) -> None:
         running, waiting = attempt(lease=900.0), attempt(lease=900.0)
         running.start()
         assert running.begin()
 
-        def stand_still(found: Beating) -> None:
+        def stand_still(found: Heartbeats) -> None:
             found.heartbeat_thread.pulse = monotonic() - 5.0
 
         found = beating(running, waiting, before=stand_still, lease=3.0)
-        await found.hears()
+        await found.next_request()
         (told,) = [body for body in found.server.asked if not isinstance(body, HeartbeatIn)]
         assert [(o.id, o.status) for o in told.outcomes] == [(waiting.leased.id, "released")]
         assert not waiting.begin()
