@@ -28,9 +28,9 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     traffic, tenant = Traffic(), await cluster.tenant()
     steady = await cluster.start()
     doomed = await cluster.start(crash_at=point)
-    async with PollingWorkers(tenant) as crew:
-        crew.serve(steady)
-        crew.serve(doomed)
+    async with PollingWorkers(tenant) as workers:
+        workers.serve(steady)
+        workers.serve(doomed)
         async for _ in provocations(cluster, tenant, traffic, steady, doomed):
             if not doomed.alive:
                 break
@@ -39,8 +39,8 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     last = await cluster.start()
     survivor = last.client(tenant)
     assert (await a_key_of_its_own(survivor)).status == 201
-    async with PollingWorkers(tenant) as crew:
-        crew.serve(last)
+    async with PollingWorkers(tenant) as workers:
+        workers.serve(last)
         await traffic.send_again(survivor)
         await traffic.send(survivor, [*mixed(), *FOR_WORKERS])
         await cluster.evidence.all_finished(traffic.acknowledged, within=20)

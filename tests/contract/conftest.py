@@ -1,4 +1,4 @@
-"""Both stores, one after the other, for every test that asks for a stores."""
+"""Both stores, one after the other, for every test that asks for `stores`."""
 
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit

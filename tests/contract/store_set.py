@@ -275,7 +275,7 @@ class PostgresInspector:
 
 @dataclass
 class StoreSet:
-    """A store under test and what the tests need to speak with it briefly."""
+    """The stores under test, and shorthands for the tests."""
 
     engine: EngineStore
     tasks: TaskStore

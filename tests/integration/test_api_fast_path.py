@@ -37,7 +37,7 @@ async def limited(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 def without_what_differs(answer: Answer) -> Answer:
-    """All but ids: the api's clock stands still."""
+    """All but ids: the clock of the API stands still."""
     status, headers, body = answer
     headers = dict.fromkeys(("x-request-id", "location", "date", "content-length"), "")
     headers |= {name: value for name, value in answer[1].items() if name not in headers}

@@ -1,4 +1,4 @@
-"""A name server of the tests' own, which may change its mind with every question."""
+"""A DNS server for tests, whose answers may change with every question."""
 
 import asyncio
 import struct

@@ -54,7 +54,7 @@ class TaskFinisher:
         return Report(claimed, Outcome.SUCCEEDED, claimed.picked, claimed.picked)
 
     async def end(self, task_id: str, error: TaskError | None = None) -> None:
-        """Run a task to its end: it succeeds, or dies of the error."""
+        """Run a task to its end: it succeeds, or fails for good with the error."""
         report = await self.start(task_id)
         finish = Finish(report, TaskState.COMPLETED)
         if error is not None:
@@ -64,7 +64,7 @@ class TaskFinisher:
         assert await self.engine.finish(self.ownership, [finish]) == {UUID(task_id)}
 
     async def make_dead_letter(self, message: str = "boom", **fields: object) -> dict[str, Any]:
-        """A task that died."""
+        """Make a task that failed for good."""
         task = await self.make(**fields)
         await self.end(task["id"], TaskError("failed", message))
         return task

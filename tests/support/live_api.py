@@ -1,4 +1,4 @@
-"""A live_api with an api on it: the API over real sockets, where creates may go the fast path."""
+"""The API over real sockets, where creates may go the fast path."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,4 +1,4 @@
-"""A Mainspring process of its own: started, watched, hurt and always cleaned up."""
+"""A Mainspring process of its own: started, watched, killed and always cleaned up."""
 
 import os
 import shutil
@@ -87,7 +87,7 @@ def _inherited() -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only its corpse."""
+    """Whether there is such a process, and not only a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

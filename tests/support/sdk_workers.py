@@ -1,4 +1,4 @@
-"""Real `mainspring worker` processes for tests: started, hurt, and always cleaned up."""
+"""Real `mainspring worker` processes for tests: started, killed, and always cleaned up."""
 
 import os
 from collections.abc import AsyncIterator

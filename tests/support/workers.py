@@ -65,7 +65,7 @@ class RawWorker:
 
 
 class PollingWorkers:
-    """Workers that ask nodes until those are dead, heartbeat once, and report what they got."""
+    """Workers that poll nodes until those are dead, send a heartbeat, and report what they got."""
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
@@ -83,7 +83,7 @@ class PollingWorkers:
         self._loops.append(asyncio.create_task(self._serve(node)))
 
     async def _serve(self, node: Node) -> None:
-        worker = RawWorker(node.client(self._tenant), f"crew-{node.name}")
+        worker = RawWorker(node.client(self._tenant), f"worker-{node.name}")
         while node.alive:
             try:
                 tasks = await worker.lease(most=5, wait=0.3)
