@@ -11,6 +11,7 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.vault import Vault
 from support.finished_tasks import TaskFinisher
 from support.in_process_api import NO_VAULT, InProcessApi, open_api
+from support.runs import RunWorld
 from support.workers import LocalNode, open_local_node
 
 
@@ -20,6 +21,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def world(database: Database) -> RunWorld:
+    """Runs of workflows, whose steps are claimed and reported by the test."""
+    made = RunWorld(database)
+    await made.open()
+    return made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Outcomes race lease ends and takeovers in the store: exactly one counts."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 from uuid import uuid4
@@ -27,13 +26,10 @@ _SCHEDULED = "SELECT count(*) FROM tasks WHERE state = 'scheduled'"
 
 
 @pytest.fixture
-async def world(database_url: str) -> AsyncIterator[StoreWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
+async def world(database: Database) -> StoreWorld:
     made = StoreWorld(database)
     await made.open()
-    yield made
-    await database.close()
+    return made
 
 
 async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:

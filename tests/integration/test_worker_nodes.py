@@ -60,7 +60,7 @@ async def delays_between(one: LocalNode, two: LocalNode) -> list[float]:
     delays: list[float] = []
     for _ in range(60):
         asked = asyncio.create_task(worker.lease(most=1, wait=20))
-        await asyncio.sleep(0.01)
+        await eventually(one.polled_by(1), within=5, what="it waits")
         began = loop.time()
         created = await two.create()
         (task,) = await asked
