@@ -23,7 +23,7 @@ class Behaviour:
 
     secret: str | None = None
     fail: int = 0
-    """Number of requests to answer with 503 before the others are answered as usual."""
+    """Number of requests that are answered with 503 before the others are served."""
     status: int = 200
     delay: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)

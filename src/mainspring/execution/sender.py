@@ -27,7 +27,7 @@ from mainspring.execution.transfers import (
 log = structlog.get_logger()
 
 _AT_ONCE = 64
-"""Sockets, or new requests, until others have their turn again: a few milliseconds."""
+"""Number of sockets, or new requests, until others have their turn: a few milliseconds."""
 
 Deliver = Callable[[Sequence[TransferReply]], None]
 """Called where the sender runs, with what has ended since the last time."""
