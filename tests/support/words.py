@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
 _ALLOWED = re.compile(r"failed_tries|FAILED_TRIES|held_tries")
@@ -22,7 +23,14 @@ class Banned:
 
     def found_in(self, text: str) -> bool:
         """Whether a text contains it, words inside of identifiers counting too."""
-        return re.search(rf"\b(?:{self.pattern})\b", spaced(_ALLOWED.sub("", text))) is not None
+        return re.search(rf"\b(?:{self.pattern})\b", spaced(text)) is not None
+
+    def lines_of(self, text: str) -> Iterator[tuple[int, str]]:
+        """The lines that contain it, with their numbers."""
+        if self.found_in(text):  # most texts do not, and are looked at once
+            for number, line in enumerate(text.splitlines(), 1):
+                if self.found_in(line):
+                    yield number, line
 
 
 NOWHERE = (
@@ -75,9 +83,10 @@ OPENINGS = re.compile(r"(Answers|So many|What came of)\b")
 """How no docstring begins: it says what is returned, what a value limits, what a class does."""
 
 
+@lru_cache(maxsize=10_000)
 def spaced(text: str) -> str:
     """Return a text in lower case, with identifiers taken apart into their words."""
-    return _CAMEL.sub(" ", text).lower()
+    return _CAMEL.sub(" ", _ALLOWED.sub("", text)).lower()
 
 
 def names_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
