@@ -361,11 +361,11 @@ async def test_a_request_in_flight_is_answered_while_the_server_stops(
     await held.begun.wait()
     assert live_api.served_fast == [True, True]
     live_api.listener.server.should_exit = True
-    assert await idle.connection.read_to_end() == b"", "the server is stopping"
+    assert await idle.http.read_to_end() == b"", "the server is stopping"
     held.open.set()
     status, headers, _ = await connection.read_response()
     assert (status, headers["connection"]) == (201, "close")
-    assert await connection.connection.read_to_end() == b""
+    assert await connection.http.read_to_end() == b""
 
 
 async def test_a_request_whose_client_left_is_carried_out(
@@ -377,7 +377,7 @@ async def test_a_request_whose_client_left_is_carried_out(
     held = HeldInserts(monkeypatch)
     connection.send(NOOP)
     await held.begun.wait()
-    await connection.connection.close()
+    await connection.http.close()
     held.open.set()
     other = await live_api.connect()
     assert (await other.post_fast(NOOP))[0] == 201

@@ -62,7 +62,7 @@ class ApiConnection:
     """A connection that sends creates with one key."""
 
     live_api: LiveApi
-    connection: HttpConnection
+    http: HttpConnection
     key: str
 
     def send(self, body: bytes, *more: str, path: str = "/v1/tasks") -> None:
@@ -73,14 +73,14 @@ class ApiConnection:
             f"Content-Length: {len(body)}",
             *more,
         )
-        self.connection.send("\r\n".join([*lines, "", ""]).encode() + body)
+        self.http.send("\r\n".join([*lines, "", ""]).encode() + body)
 
     async def post(self, body: bytes, *more: str, path: str = "/v1/tasks") -> Answer:
         self.send(body, *more, path=path)
         return await self.read_response()
 
     async def read_response(self) -> Answer:
-        status, headers, body = await self.connection.read_response()
+        status, headers, body = await self.http.read_response()
         return status, headers, msgspec.json.decode(body)
 
     async def post_normally(self, body: bytes, *more: str) -> Answer:
