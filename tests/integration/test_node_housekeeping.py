@@ -190,7 +190,7 @@ async def test_a_failing_job_does_not_stop_the_others(database: Database) -> Non
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
         running.cancel()
         await asyncio.wait([running])
-    failed = {line["job"] for line in lines if line["action"] == "store.failed"}
+    failed = {line["job"] for line in lines if line["action"] == "house.failed"}
     assert failed == {"make_partitions", "clear_defaults", "retire"}
 
 
