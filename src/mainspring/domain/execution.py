@@ -1,4 +1,4 @@
-"""One execution of a task: what goes out to an executor and what comes back."""
+"""One try of a task: what goes out to an executor and what comes back."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """Why an execution failed: a stable code for programs, a sentence for people."""
+    """Why a try failed: a stable code for programs, a sentence for people."""
 
     code: str
     message: str
@@ -54,7 +54,7 @@ class Execution(NamedTuple):
     waited: Waited | None = None
     """What it waited for between due and picked; None if it is on time."""
     earlier: Earlier | None = None
-    """The executions before, unless this is the first that counts."""
+    """The tries before, unless this is the first that counts."""
     unreadable: str | None = None
     """Why its spec cannot be read: then `spec` is not the task's, and nobody can run it."""
 
@@ -96,22 +96,22 @@ def believed(
 
 
 def cannot_be_read(execution: Execution, now: float) -> Report:
-    """An execution of a task that does not say what to do: to read it again is of no use."""
+    """A try of a task that does not say what to do: to read it again is of no use."""
     moment = max(now, execution.picked)
     error = TaskError("bad-spec", f"the task's spec cannot be read: {execution.unreadable}")
     return Report(execution, Outcome.FAILED, moment, moment, error=error, retryable=False)
 
 
 def not_started(execution: Execution, now: float) -> Report:
-    """An execution that could not begin by a mistake of ours. It failed, and is retried after a
-    while and not for ever: a task that goes back is started again at once, and what is wrong with
-    it would keep the node busy until somebody notices."""
+    """A try that could not begin by a mistake of ours. It failed, and is tried again after a while
+    and not for ever: a task that goes back is started again at once, and what is wrong with it
+    would keep the node busy until somebody notices."""
     moment = max(now, execution.picked)
     error = TaskError("not-started", "the task could not be started; the node's log says why")
     return Report(execution, Outcome.FAILED, moment, moment, error=error)
 
 
 def released(execution: Execution, now: float) -> Report:
-    """An execution that was leased and shall not begin: the task goes back."""
+    """A try that was leased and shall not begin: the task goes back."""
     moment = max(now, execution.picked)
     return Report(execution, Outcome.RELEASED, moment, moment)

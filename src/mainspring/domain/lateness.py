@@ -1,8 +1,8 @@
-"""Lateness: where the seconds between due and start went, over all executions of a task.
+"""Lateness: where the seconds between due and start went, over all tries of a task.
 
-Of an execution these moments are known: due, picked, started, finished. What it waited for until it
-was picked is in `waited`, by cause. A task that is retried keeps an `Earlier` of the executions
-before; one that was lost or released is as due as before, and its `waited` goes on.
+Of a try these moments are known: due, picked, started, finished. What it waited for until it was
+picked is in `waited`, by cause. A task that is tried again keeps an `Earlier` of the tries before;
+one that was lost or released is as due as before, and its `waited` goes on.
 
 The database does the same sums (`account_for`, `judge_end` in the migrations); the contract suite
 compares the two.
@@ -96,7 +96,7 @@ def account_for(waited: Waited | None, seconds: float, cause: str) -> Waited | N
 
 
 class Moments(NamedTuple):
-    """An execution, as far as its lateness is concerned."""
+    """A try, as far as its lateness is concerned."""
 
     due: float
     picked: float
@@ -110,23 +110,23 @@ class Moments(NamedTuple):
         return account_for(waited, late, Cause.WAITING)
 
     def until_started(self, started: float) -> Waited | None:
-        """Return the lateness of the execution: it sums to its started − due."""
+        """Return the lateness of the try: it sums to its started − due."""
         if started - self.due < WORTH_TELLING:
             return self.waited
         return account_for(self.until_picked(), started - self.due, Cause.WORKER_QUEUE)
 
     def until_lost(self, ended: float) -> Waited | None:
-        """Return the account of an execution that came to nothing; the task is as due as before."""
+        """Return the account of a try that came to nothing; the task is as due as before."""
         return account_for(self.until_picked(), ended - self.due, Cause.FAILED_TRIES)
 
 
 class Earlier(NamedTuple):
-    """The executions before: what the next one needs to know of them."""
+    """The tries before: what the next one needs to know of them."""
 
     due: float
     """When the task was due first."""
     start: float
-    """When the last execution of these started."""
+    """When the last try of these started."""
     end: float
     met: bool
     """Whether the first start was within the bound."""
@@ -142,7 +142,7 @@ class Earlier(NamedTuple):
         return self._asdict()
 
     def until(self, due: float) -> Waited | None:
-        """Return the account up to the due time of the next execution."""
+        """Return the account up to the due time of the next try."""
         spent = add(self.lateness, Cause.FAILED_TRIES, self.end - self.start)
         return add(spent, Cause.RETRY_BACKOFF, due - self.end)
 
@@ -161,16 +161,16 @@ class SlaVerdict(NamedTuple):
     met: bool | None
     blame: str | None
     lateness: Waited | None
-    """Of the task, over all executions."""
+    """Of the task, over all tries."""
     own: Waited | None
-    """Of its last execution alone."""
+    """Of its last try alone."""
 
 
 def judge_start(
     moments: Moments, earlier: Earlier | None, started: float, sla: float
 ) -> SlaVerdict:
-    """Judge a task whose last execution started then. The first start decides whether the SLA was
-    met: no retry forgives it."""
+    """Judge a task whose last try started then. The first start decides whether the SLA was met:
+    no retry forgives it."""
     own = moments.until_started(started)
     if earlier is None:
         met = started - moments.due <= sla
@@ -182,7 +182,7 @@ def judge_start(
 
 
 def judge_loss(moments: Moments, earlier: Earlier | None, ended: float, sla: float) -> SlaVerdict:
-    """Judge a task that ends with an execution of which nobody knows whether it started."""
+    """Judge a task that ends with a try of which nobody knows whether it started."""
     own = moments.until_picked()
     if earlier is not None:
         return SlaVerdict(earlier.met, earlier.blame, earlier.lateness or None, own)
@@ -196,7 +196,7 @@ def judge_loss(moments: Moments, earlier: Earlier | None, ended: float, sla: flo
 def after(
     moments: Moments, earlier: Earlier | None, started: float, finished: float, sla: float
 ) -> Earlier:
-    """Return what is kept of an execution that failed, and of those before it, for the next."""
+    """Return what is kept of a try that failed, and of those before it, for the next."""
     verdict = judge_start(moments, earlier, started, sla)
     return Earlier(
         due=moments.due if earlier is None else earlier.due,

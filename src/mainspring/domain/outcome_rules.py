@@ -12,7 +12,7 @@ from mainspring.domain.lateness import (
     judge_loss,
     judge_start,
 )
-from mainspring.domain.retry import retry_delay
+from mainspring.domain.retry import next_try
 from mainspring.domain.task import TaskState
 
 DeathCause = Literal["exhausted", "not_retryable", "poison"]
@@ -27,9 +27,9 @@ class Finish(NamedTuple):
     sla_met: bool | None = None
     blame: str | None = None
     lateness: Waited | None = None
-    """Of the task, over all executions."""
+    """Of the task, over all tries."""
     own_lateness: Waited | None = None
-    """Of this execution alone."""
+    """Of this try alone."""
 
 
 class RetryLater(NamedTuple):
@@ -39,7 +39,7 @@ class RetryLater(NamedTuple):
     delay: float | None
     own_lateness: Waited | None = None
     earlier: Earlier | None = None
-    """What the next execution has to know of this one and those before; None: it did not count."""
+    """What the next try has to know of this one and those before; None: it did not count."""
 
 
 def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
@@ -54,7 +54,7 @@ def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
         case Outcome.RELEASED | Outcome.LOST:
             return RetryLater(report, None, execution.moments.until_picked(), execution.earlier)
         case Outcome.FAILED | Outcome.TIMED_OUT:
-            delay = retry_delay(
+            delay = next_try(
                 execution.spec.retry,
                 execution.failures + 1,
                 retryable=report.retryable,

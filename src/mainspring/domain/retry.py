@@ -1,4 +1,4 @@
-"""When a failed execution is retried, and when a task is given up."""
+"""When a failed try is tried again, and when a task is given up."""
 
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +19,7 @@ class RetryPolicy:
 
 
 def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
-    """Seconds to wait after the given number of failed executions (1 or more)."""
+    """Seconds to wait after the given number of failed tries (1 or more)."""
     # Past a few dozen failures the power alone would overflow a float.
     exponent = min(failures - 1, 64)
     try:
@@ -29,10 +29,10 @@ def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
     return float(max(0.0, delay * (1 + rng.uniform(-policy.jitter, policy.jitter))))
 
 
-def retry_delay(
+def next_try(
     policy: RetryPolicy, failures: int, *, retryable: bool, retry_after: float | None, rng: Random
 ) -> float | None:
-    """The delay before the next execution, or None when the task is to be given up.
+    """The delay before the next try, or None when the task is to be given up.
 
     A receiver's Retry-After lengthens the delay but never beyond the policy's max_delay.
     """

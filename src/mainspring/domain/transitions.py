@@ -77,8 +77,8 @@ def run(task: TaskStanding, now: float) -> Move | None:
 
 
 def check_editable(task: TaskStanding, sent: Collection[str] = ()) -> None:
-    """A task may be edited until its first execution has started; a step that waits for others in
-    those of the members `sent` that it will not be given anew."""
+    """A task may be edited until its first try has started; a step that waits for others in those
+    of the members `sent` that it will not be given anew."""
     if task.state is TaskState.BLOCKED:
         _check_blocked(task, sent)
         return

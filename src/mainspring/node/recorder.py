@@ -239,7 +239,8 @@ class Recorder:
         return accepted
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """The same for steps, whose runs move on with it: the fast path where that will do."""
+        """Do the same for steps, whose runs move on with it: on the fast path where that will
+        do."""
         try:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:

@@ -79,15 +79,15 @@ class Metrics:
         self.registry.register(self.http_seconds)
 
         self.connections_refused = self._counter(
-            "connections_refused",
-            "Connections that were closed before a request was served",
-            "reason",
+            "connections_refused", "Connections refused before a request was served", "reason"
         )
 
     def _count_tasks(self) -> None:
         self.tasks_created = self._counter("tasks_created", "Tasks created through this node")
         self.tasks_claimed = self._counter("tasks_claimed", "Tasks claimed by this node")
-        self.executions = self._counter("executions", "Ended executions, by outcome", "outcome")
+        self.executions = self._counter(
+            "executions", "Executions that ended, by outcome", "outcome"
+        )
         self.tasks_finished = self._counter(
             "tasks_finished", "Tasks that ended in this node's hands, by final state", "state"
         )
@@ -126,7 +126,9 @@ class Metrics:
         self.worker_held = self._gauge(
             "worker_leases", "Tasks of this node's partitions that workers hold"
         )
-        self.worker_losses = self._counter("worker_losses", "Executions lost with their worker")
+        self.worker_losses = self._counter(
+            "worker_losses", "Executions lost together with their worker"
+        )
         self.poisoned = self._counter(
             "poisoned_tasks", "Tasks given up because they killed their workers"
         )
@@ -165,7 +167,7 @@ class Metrics:
         self.window_entries = self._gauge("window_entries", "Tasks held in memory")
         self.running = self._gauge("running_tasks", "Tasks running in partitions of this node")
         self.node_fenced = self._counter(
-            "node_fenced", "Times this node found that its ownership was over"
+            "node_fenced", "Times this node found that it was declared dead"
         )
         self.database_errors = self._counter("database_errors", "Calls that lost the database")
         self.loop_stalls = self._counter(

@@ -115,7 +115,7 @@ SELECT :tenant_id, :actor, 'dead_letter.archived', id::text FROM archived;
 DELETE FROM dead_letters WHERE tenant_id = :tenant_id AND id = :letter_id RETURNING id;
 
 -- name: count_outcomes
--- How these tasks fare: an execution that failed counts, also where another will follow.
+-- How these tasks fare: a try that failed counts, also where another will follow.
 SELECT
     (SELECT count(*) FROM tasks
      WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND failures > 0) AS failing,

@@ -73,7 +73,7 @@ RETURNING t.tenant_id, t.id, extract(epoch FROM t.lease_until)::float8 AS lease_
     t.cancel_requested, held.now >= held.last AS overdue;
 
 -- name: held_by_workers
--- The present executions of these tasks, guarded by fence, as their claims returned them.
+-- The present tries of these tasks, guarded by fence, as their claims returned them.
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
     extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, ''::bytea AS payload,
@@ -96,12 +96,12 @@ JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = held.id AND t.fence = held.f
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
 -- name: judge_reports
--- Reports that changed nothing: was the same said of the execution before, was it something else or is there a
+-- Reports that changed nothing: was the same said of the try before, was it something else or is there a
 -- newer try, or is there no such task at all?
 SELECT r.id, r.fence, r.outcome,
     EXISTS (SELECT FROM executions e WHERE e.tenant_id = :tenant_id AND e.task_id = r.id
               AND e.fence = r.fence AND e.finished_at >= time_of(r.id)
-              -- Whatever is said of an execution that was asked to cancel, but for its success, cancels it.
+              -- Whatever is said of a try that was asked to cancel, but for its success, cancels it.
               AND (e.outcome = r.outcome OR e.outcome = 'cancelled' AND r.outcome <> 'succeeded'))
         AS recorded,
     EXISTS (SELECT FROM tasks t WHERE t.tenant_id = :tenant_id AND t.id = r.id)

@@ -1,10 +1,10 @@
 -- What the recorder writes. Every statement is one transaction, takes its rows in the order of the
--- arrays (sorted by tenant and id), and touches only the execution that the fence names. A wake row tells
+-- arrays (sorted by tenant and id), and touches only the try that the fence names. A wake row tells
 -- the owner where that is not (or no longer) the node that records.
 
 -- name: finish
--- The end of each task: out of the hot table, into history, with its last execution; a task that
--- failed also becomes a dead letter. A step that was lost ends here, too: the execution is told of as by
+-- The last try of each task: out of the hot table, into history, with its execution; a task that
+-- failed also becomes a dead letter. A step that was lost ends here, too: the try is told of as by
 -- `lose`.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
@@ -18,7 +18,7 @@ WITH node AS MATERIALIZED (
     DELETE FROM tasks t USING report r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id AND t.fence = r.fence AND t.state = 'running'
     RETURNING t.*, r.state AS final_state, r.outcome,
-        -- Of an execution that was lost or released nobody knows that it started.
+        -- Of a try that was lost or released nobody knows that it started.
         CASE WHEN r.outcome NOT IN ('lost', 'released') THEN to_timestamp(r.started)
              ELSE to_timestamp((t.earlier ->> 'start')::float8) END AS started_at,
         to_timestamp(r.finished) AS finished_at, r.result, r.error AS final_error, r.dead_because,
@@ -39,7 +39,7 @@ WITH node AS MATERIALIZED (
         final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
         spec, payload, result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done
-), recorded AS (
+), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, error, status_code, response, lateness)
     SELECT id, due_at, picked_at,
@@ -70,7 +70,7 @@ WITH node AS MATERIALIZED (
 SELECT tenant_id, id FROM done;
 
 -- name: retry
--- A failed execution with attempts left: back to scheduled, or paused, as its run is. Not if somebody asked to
+-- A failed try with tries left: back to scheduled, or paused, as its run is. Not if somebody asked to
 -- cancel meanwhile.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
@@ -112,7 +112,7 @@ WITH node AS MATERIALIZED (
     FROM tried r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id
     RETURNING t.*
-), recorded AS (
+), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, error, status_code, response, lateness)
     SELECT id, due_at, picked_at, CASE WHEN outcome <> 'released' THEN to_timestamp(started) END,
@@ -130,7 +130,7 @@ SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key,
 FROM again;
 
 -- name: expire_leases
--- Leases that ran out, or whose worker has begun anew: nobody will report these executions any more. A
+-- Leases that ran out, or whose worker has begun anew: nobody will report these tries any more. A
 -- task that was asked to cancel ends as cancelled, any other is scheduled again (of a run that is
 -- paused it is paused); due_at stays, so that its lateness shows. Where a worker got the task (:count_crash) losses are
 -- counted, apart for executions that began and for those not known to have begun. That one began is the
@@ -174,7 +174,7 @@ WITH runs AS MATERIALIZED (
       AND NOT (t.workflow_run_id IS NOT NULL
                AND (t.cancel_requested OR judged.poison))
     FOR UPDATE OF t
-), recorded AS (
+), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
         outcome, worker, error, lateness)
     SELECT t.id, t.due_at, t.picked_at, clock_timestamp(), t.tenant_id, t.fence, t.attempts, 'lost',

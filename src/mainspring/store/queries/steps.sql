@@ -270,7 +270,7 @@ RETURNING r.id;
 SELECT definition FROM workflow_versions WHERE tenant_id = :tenant_id AND name = :workflow AND version = :version;
 
 -- name: lost_steps
--- Of these executions of steps, those that end by being lost: asked to cancel, or poison by the rules of
+-- Of these tries of steps, those that end by being lost: asked to cancel, or poison by the rules of
 -- `outcomes.expire_leases` (:count_crash: those that a worker got, :presumed: those that are taken to have begun).
 SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
     extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
@@ -399,7 +399,7 @@ WITH node AS MATERIALIZED (
         'completed', queue, capability, concurrency_key, name, blame, labels, lateness, spec, payload,
         result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done
-), recorded AS (
+), tries AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, status_code, response, lateness)
     SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome, worker,

@@ -105,7 +105,7 @@ SELECT id, created_at, run_at, due_at, expires_at, rev, fence, attempts, concurr
 FROM tasks WHERE tenant_id = :tenant_id AND id = :task_id;
 
 -- name: running_task
--- The present execution of a running task, as its claim returned it.
+-- The present try of a running task, as its claim returned it.
 SELECT tenant_id, id, fence, partition, attempts, failures,
     extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM picked_at)::float8 AS picked,
     extract(epoch FROM lease_until)::float8 AS lease_end, spec, payload,

@@ -68,7 +68,7 @@ WHERE n.state = 'active' AND n.heartbeat_at > clock_timestamp() - :alive_within 
 ORDER BY n.id LIMIT 1000;
 
 -- name: add_logs
--- Lines of executions that there were, up to :most of a task and :more_errors errors beyond: whoever said much must not lose
+-- Lines of tries that there were, up to :most of a task and :more_errors errors beyond: whoever said much must not lose
 -- its last words. Those of one task come in the order of the arrays.
 WITH line AS (
     SELECT * FROM unnest(:task_ids::uuid[], :fences::integer[], :at::float8[], :levels::text[], :messages::text[])

@@ -88,7 +88,7 @@ DELETE FROM workflow_runs r USING old WHERE r.tenant_id = old.tenant_id AND r.id
 RETURNING r.id;
 
 -- name: whose_task
--- A task whose present execution this is: the schedule it belongs to, and whether it shall stop.
+-- A task whose present try this is: the schedule it belongs to, and whether it shall stop.
 SELECT schedule_id, extract(epoch FROM nominal_at)::float8 AS nominal, cancel_requested FROM tasks
 WHERE tenant_id = :tenant_id AND id = :task_id AND fence = :fence AND state = 'running';
 
