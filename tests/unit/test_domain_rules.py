@@ -13,7 +13,7 @@ from mainspring.domain.execution import Outcome, Report, TaskError, believed
 from mainspring.domain.ids import TaskIds, time_of
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome
 from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
-from mainspring.domain.retry import RetryPolicy, backoff, next_try
+from mainspring.domain.retry import RetryPolicy, backoff, retry_delay
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from support.rows import execution, row
@@ -132,7 +132,7 @@ def test_backoff_grows_by_its_factor() -> None:
 def test_executions_end_and_delays_are_capped(
     policy: RetryPolicy, failures: int, retryable: bool, retry_after: float | None, seed: int
 ) -> None:
-    delay = next_try(
+    delay = retry_delay(
         policy, failures, retryable=retryable, retry_after=retry_after, rng=Random(seed)
     )
     if not retryable or failures >= policy.max_attempts:
