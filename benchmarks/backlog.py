@@ -60,7 +60,7 @@ async def _world(name: str, rows: "list[tuple[str, int]]") -> list[float]:
 
 
 async def _probe(server: Bench, connection: "asyncpg.Connection[asyncpg.Record]") -> list[float]:
-    """Tasks spread evenly over some seconds; answers how late each started, in milliseconds."""
+    """Tasks spread evenly over some seconds; return how late each started, in milliseconds."""
     first = datetime.now(UTC) + timedelta(seconds=2)
     times = [first + timedelta(seconds=i * _OVER / _PROBES) for i in range(_PROBES)]
     tasks = [{"name": "probe", "target": _NOOP, "run_at": t.isoformat()} for t in times]

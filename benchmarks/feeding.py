@@ -45,7 +45,7 @@ async def feed(server: Bench, task: Mapping[str, Any], deadline: float) -> int:
 
 
 async def trickle(server: Bench, task: Mapping[str, Any], rate: float, seconds: float) -> int:
-    """Single tasks, evenly; answers how many once all have ended."""
+    """Single tasks, evenly; return how many once all have ended."""
     body = _encode(task)
     started, sent = time.monotonic(), 0
     posts: set[asyncio.Task[None]] = set()

@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from benchmarks.harness import Bench, another_node, bare_server, bench, cpu_seconds
-from benchmarks.wire import Tally, hammer, request
+from benchmarks.wire import Totals, hammer, request
 
 _BATCH = 1000
 # Due tomorrow, so that nothing runs meanwhile: this is about taking tasks in.
@@ -113,7 +113,7 @@ async def _measure(
     _print(name, goal, tally, used, tasks)
 
 
-def _print(name: str, goal: str, tally: Tally, used: list[float], tasks: int) -> None:
+def _print(name: str, goal: str, tally: Totals, used: list[float], tasks: int) -> None:
     node, postgres, client = (1e6 * seconds / len(tally.latencies) for seconds in used)
     print(
         f"{name:22}{goal:>18} {tally.rate * tasks:9,.0f}/s"

@@ -7,6 +7,9 @@ what PostgreSQL and a Python process can do at all. The ratio says what the prod
 import argparse
 import asyncio
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 
 import asyncpg
@@ -17,8 +20,6 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 
 _BATCH = 1000
-_PRODUCERS = 6
-_BACKLOG = 20_000
 _PAYLOAD = {"order": 4711, "customer": "c-0815", "text": "x" * 150}
 _JSON = {"Content-Type": "application/json"}
 _TASK = {"target": {"type": "handler", "name": "mainspring.noop"}, "payload": _PAYLOAD}
@@ -43,7 +44,8 @@ async def _compare(seconds: float, baseline_seconds: float) -> None:
 async def _product(server: Bench, seconds: float) -> float:
     before = _usage(server)
     started, deadline = time.monotonic(), time.monotonic() + seconds
-    sent = await _feed(server, deadline)
+    feed = Feed(_TASK, batch=_BATCH, producers=6, backlog=20_000)
+    sent = await feed.run(server, deadline)
     elapsed = time.monotonic() - started
     python, postgres, client = (a - b for a, b in zip(_usage(server), before, strict=True))
     rate = sent / elapsed
@@ -56,26 +58,42 @@ async def _product(server: Bench, seconds: float) -> float:
     return rate
 
 
-async def _feed(server: Bench, deadline: float) -> int:
-    """A few producers, held back while the node is behind: the rate of the whole path counts."""
-    body = msgspec.json.encode({"tasks": [_TASK] * _BATCH})
-    gauge = Backlog(await asyncpg.connect(server.database_url))
-    sent = 0
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Producers that create one task in batches, and wait while many are unfinished."""
 
-    async def produce() -> None:
-        nonlocal sent
-        while time.monotonic() < deadline:
-            await gauge.wait_below(_BACKLOG)
-            async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
-                assert answer.status == 201, await answer.text()
-                await answer.read()
-            sent += _BATCH
+    task: Mapping[str, object]
+    batch: int
+    producers: int
+    backlog: int
 
-    watching = asyncio.create_task(gauge.watch())
-    await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
-    await gauge.wait_below(1)
-    watching.cancel()
-    return sent
+    async def run(self, server: Bench, deadline: float) -> int:
+        """Create until the deadline; return how many once all have ended: the rate of the whole
+        path counts."""
+        body = msgspec.json.encode({"tasks": [self.task] * self.batch})
+        connection = await asyncpg.connect(server.database_url)
+        unfinished = Backlog(connection)
+        sent = 0
+
+        async def produce() -> None:
+            nonlocal sent
+            while time.monotonic() < deadline:
+                await unfinished.wait_below(self.backlog)
+                async with server.client.post(
+                    "/v1/tasks/batch", data=body, headers=_JSON
+                ) as answer:
+                    assert answer.status == 201, await answer.text()
+                    await answer.read()
+                sent += self.batch
+
+        watching = asyncio.create_task(unfinished.watch())
+        await asyncio.gather(*(produce() for _ in range(self.producers)))
+        await unfinished.wait_below(1)
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await connection.close()
+        return sent
 
 
 class Backlog:

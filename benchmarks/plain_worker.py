@@ -43,8 +43,8 @@ class PlainWorker:
                 due = (datetime.fromisoformat(t["context"]["due_at"]) for t in tasks)
                 self.delays += [now - moment.timestamp() for moment in due]
             outcomes = [{"id": t["id"], "fence": t["fence"], "status": "succeeded"} for t in tasks]
-            said = await self._post("/v1/leases/report", _encode({"outcomes": outcomes}))
-            self.done += sum(o["status"] == "accepted" for o in said["outcomes"])
+            judged = await self._post("/v1/leases/report", _encode({"outcomes": outcomes}))
+            self.done += sum(o["status"] == "accepted" for o in judged["outcomes"])
 
     async def _post(self, path: str, body: bytes) -> Json:
         async with self._session.post(path, data=body) as answer:

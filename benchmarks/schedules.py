@@ -103,7 +103,7 @@ async def _watch(at: Bench, seconds: float) -> tuple[float, float]:
 
 
 async def _add(connection: asyncpg.Connection, at: Bench, count: int, moment: float) -> None:
-    """So many schedules that are due at one moment, and then once a day."""
+    """Schedules that are due at one moment, and then once a day."""
     definition = ScheduleDefinition(interval=_DAY, anchor=moment, start_at=moment)
     await connection.execute(
         _INSERT,

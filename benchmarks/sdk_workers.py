@@ -135,8 +135,8 @@ async def _worker(
         stdout=asyncio.subprocess.PIPE,
     )
     assert worker.stdout is not None
-    said = await worker.stdout.readline()
-    assert b"takes tasks" in said, said
+    line = await worker.stdout.readline()
+    assert b"takes tasks" in line, line
     try:
         yield worker
     finally:

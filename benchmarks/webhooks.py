@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import count, islice
 from pathlib import Path
 from uuid import UUID
@@ -23,7 +23,7 @@ import asyncpg
 import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, free_port, memory_mb, percentile
-from benchmarks.lifecycle import Backlog
+from benchmarks.lifecycle import Feed
 from mainspring.execution.guard import EgressRules, parse_networks
 from mainspring.execution.sender import ThreadSender
 from mainspring.execution.transfers import SenderSettings, TransferReply, TransferRequest
@@ -33,8 +33,6 @@ from mainspring.store.keys import KeyStore, NewKey
 _JSON = {"Content-Type": "application/json"}
 _PAYLOAD = {"order": 4711, "customer": "c-0815", "text": "x" * 150}
 _BATCH = 500
-_BACKLOG = 8000
-_PRODUCERS = 3
 _SETTINGS = {
     "egress_allow": "127.0.0.0/8",
     "secrets_key": "00" * 32,
@@ -78,10 +76,13 @@ async def _rate(seconds: float) -> None:
                 assert answer.status == 201, await answer.text()
             before = cpu_seconds(server.node_pid), cpu_seconds(server.postgres_pid)
             started = time.monotonic()
-            sent = await _feed(server, url, started + seconds)
+            task = {"target": {"type": "http", "url": url}, "payload": _PAYLOAD}
+            feed = Feed(task, batch=_BATCH, producers=3, backlog=8000)
+            sent = await feed.run(server, started + seconds)
             elapsed = time.monotonic() - started
             node = cpu_seconds(server.node_pid) - before[0]
             postgres = cpu_seconds(server.postgres_pid) - before[1]
+            await _check_statuses(server)
         rate = sent / elapsed
         print(f"end to end          {rate:8.0f} webhooks/s  ({sent} in {elapsed:.1f} s, signed)")
         print(
@@ -91,32 +92,11 @@ async def _rate(seconds: float) -> None:
         print(f"ratio               {rate / bare:8.2f}")
 
 
-async def _feed(server: Bench, url: str, deadline: float) -> int:
-    """Create in batches, held back while many are unfinished; the end is when all are recorded."""
-    task = {"target": {"type": "http", "url": url}, "payload": _PAYLOAD}
-    body = msgspec.json.encode({"tasks": [task] * _BATCH})
-    sent = 0
-
-    async def produce() -> None:
-        nonlocal sent
-        while time.monotonic() < deadline:
-            await backlog.wait_below(_BACKLOG)
-            async with server.client.post("/v1/tasks/batch", data=body, headers=_JSON) as answer:
-                assert answer.status == 201, await answer.text()
-            sent += _BATCH
-
+async def _check_statuses(server: Bench) -> None:
     connection = await asyncpg.connect(server.database_url)
-    backlog = Backlog(connection)
-    watching = asyncio.create_task(backlog.watch())
-    await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
-    await backlog.wait_below(1)
-    watching.cancel()
-    with suppress(asyncio.CancelledError):
-        await watching
     failed = await connection.fetchval("SELECT count(*) FROM executions WHERE status_code <> 200")
     assert not failed, f"{failed} webhooks failed"
     await connection.close()
-    return sent
 
 
 def _bare_sender(url: str, seconds: float, concurrency: int = 256) -> float:

@@ -15,7 +15,7 @@ from benchmarks.harness import API_KEY, percentile
 
 
 @dataclass
-class Tally:
+class Totals:
     """What a run of requests came to."""
 
     seconds: float = 0.0
@@ -41,9 +41,9 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
 
 async def hammer(
     ports: Sequence[int], requests: Sequence[bytes], *, connections: int, seconds: float
-) -> Tally:
+) -> Totals:
     """Keep every connection busy with one request at a time, each in turn; the ports share them."""
-    tally = Tally()
+    tally = Totals()
     turn = cycle(requests)
     deadline = time.perf_counter() + seconds
     loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ async def hammer(
 class _Client(asyncio.Protocol):
     """One connection: sends, waits for the whole answer, notes how long it took, sends again."""
 
-    def __init__(self, requests: Iterator[bytes], deadline: float, tally: Tally) -> None:
+    def __init__(self, requests: Iterator[bytes], deadline: float, tally: Totals) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests = requests
         self._deadline = deadline

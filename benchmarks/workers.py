@@ -158,6 +158,6 @@ async def _start_worker(server: Bench, *arguments: str) -> asyncio.subprocess.Pr
 
 async def _stop_worker(worker: asyncio.subprocess.Process) -> Json:
     out, _ = await worker.communicate(b"")
-    said: Json = json.loads(out)
-    assert not said["problems"], said["problems"]
-    return said
+    results: Json = json.loads(out)
+    assert not results["problems"], results["problems"]
+    return results

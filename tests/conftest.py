@@ -17,7 +17,6 @@ from support.databases import TEMPLATE, DatabasePool
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
-    from support.runs import RunWorld
 
 MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
 
@@ -121,17 +120,3 @@ async def cluster(database_url: str, tmp_path: Path) -> AsyncIterator["Cluster"]
 
     async with Cluster(database_url, tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator["RunWorld"]:
-    """Runs of workflows on a database of their own, driven by hand."""
-    from mainspring.postgres.database import Database, DatabaseOptions
-    from support.runs import RunWorld
-
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
-    made = RunWorld(database)
-    await made.open()
-    yield made
-    await database.close()

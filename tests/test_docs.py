@@ -92,8 +92,8 @@ async def test_the_first_tours(document: Path, tmp_path: Path) -> None:
     try:
 
         async def listens() -> bool:
-            assert server.alive, server.said()
-            return "Mainspring is running." in server.said()
+            assert server.alive, server.output()
+            return "Mainspring is running." in server.output()
 
         await eventually(listens, within=30, what="mainspring dev is running")
         await run_blocks(document, tmp_path, ports, {})
@@ -130,8 +130,8 @@ async def run_with_a_server(document: Path, tmp_path: Path, programs: Path | Non
     try:
 
         async def listens() -> bool:
-            assert server.alive, server.said()
-            return "Mainspring is running." in server.said()
+            assert server.alive, server.output()
+            return "Mainspring is running." in server.output()
 
         await eventually(listens, within=30, what="mainspring dev is running")
         environment = {"MAINSPRING_URL": f"http://127.0.0.1:{port}", "MAINSPRING_API_KEY": key}
@@ -142,6 +142,7 @@ async def run_with_a_server(document: Path, tmp_path: Path, programs: Path | Non
         server.kill()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_the_commands_for_operators(pg_server: str, tmp_path: Path) -> None:
     connection = await asyncpg.connect(pg_server)
@@ -177,7 +178,7 @@ async def test_the_verifier_of_webhooks(tmp_path: Path) -> None:
     await run_blocks(WEBHOOKS, tmp_path, {}, {})
 
 
-def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+def test_every_block_is_run_checked_or_excused() -> None:
     for document in DOCUMENTS:
         for block in blocks(document):
             assert block.language in CHECKED, f"{block.where}: nobody checks {block.language!r}"
@@ -227,11 +228,13 @@ async def run_blocks(
     for index, block in enumerate(all_blocks):
         if runs(block):
             status = int((results / f"{index}.status").read_text())
-            said = (results / f"{index}.out").read_text()
-            assert status == block.exit_status, f"{block.where} ended with {status}:\n{said}"
+            output = (results / f"{index}.out").read_text()
+            assert status == block.exit_status, f"{block.where} ended with {status}:\n{output}"
         elif block.follows is not None and runs(all_blocks[block.follows]):
-            said = (results / f"{block.follows}.out").read_text()
-            assert shape(said) == shape(block.text), f"{block.where} shows something else:\n{said}"
+            output = (results / f"{block.follows}.out").read_text()
+            assert shape(output) == shape(block.text), (
+                f"{block.where} shows something else:\n{output}"
+            )
 
 
 def runs(block: Block) -> bool:
@@ -318,8 +321,8 @@ class TestNames:
         pattern = r"`([a-z_]+)`\s\((\d+(?:\.\d+)?)(?: (s|ms))?[);]"
         for name, value, unit in re.findall(pattern, document.read_text()):
             assert name in SETTINGS, f"{name} is no setting"
-            said = float(value) / (1000 if unit == "ms" else 1)
-            assert said == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
+            default = float(value) / (1000 if unit == "ms" else 1)
+            assert default == SETTINGS[name].default, f"{name} is {SETTINGS[name].default}"
 
     def test_metrics(self, document: Path) -> None:
         known = {exposed_name(metric) for metric in metrics()} | FIXTURES

@@ -5,6 +5,7 @@ A rule that stands in the way of good code is changed here, in the open, and nev
 
 import ast
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from support.words import EXECUTION, NOT_IN_NAMES, NOWHERE, OPENINGS, docstrings_in, names_in
 
 # `./dev lint` runs these as well.
 pytestmark = pytest.mark.slow
@@ -21,6 +24,8 @@ SOURCE = ROOT / "src"
 
 LONGEST_FILE = 510
 LONGEST_FUNCTION = 60
+LARGEST_FOLDER = 20
+LONGEST_TEST_NAME = 60
 
 # Which rooms (packages, and modules at the root) each room may import from, besides itself.
 ROOTS = {"config", "errors", "clock", "lifecycle", "crash", "subprocesses", "timezones"}
@@ -93,8 +98,18 @@ CLOCK_READS = {
 ENVIRONMENT_READS = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
 
 NOT_COMMITTED = {".git", ".venv", ".dev", ".hypothesis", "__pycache__", "dist", "build"}
-# This file has to spell out what it forbids.
-TEXT_EXEMPT = {Path(__file__).resolve()}
+# These files have to spell out what they forbid.
+TEXT_EXEMPT = {
+    Path(__file__).resolve(),
+    *(ROOT / "tests" / f for f in ("support/words.py", "unit/test_house_words.py")),
+}
+# What was called otherwise is history: of users' versions, and of databases.
+HISTORY = {ROOT / "CHANGELOG.md", *(SOURCE / "mainspring" / "store" / "migrations").glob("*.sql")}
+# Rooms that still say "try" where they mean an execution: none may be added.
+SAY_TRY = {
+    *("api", "cli", "domain", "engine", "errors", "execution", "node", "sdk", "store", "testing"),
+    *("wire", "workflows"),
+}
 
 
 # --- who may import whom --------------------------------------------------------------------
@@ -228,6 +243,85 @@ def test_functions_fit_on_a_screen() -> None:
     )
 
 
+def test_folders_are_read_at_a_glance() -> None:
+    """A folder with more modules is several folders whose borders one has to guess."""
+    sizes = Counter(module.path.parent.relative_to(ROOT) for module in modules())
+    assert_none(
+        f"{folder} has {size} modules, more than {LARGEST_FOLDER}"
+        for folder, size in sizes.items()
+        if size > LARGEST_FOLDER
+    )
+
+
+def test_a_class_name_stands_in_one_module() -> None:
+    """Who searches for a class finds the one that was meant."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(module.name)
+    assert_none(
+        f"{name} is a class in {', '.join(sorted(names))}"
+        for name, names in places.items()
+        if len(names) > 1
+    )
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def test_texts_use_the_fields_words() -> None:
+    """A metaphor is a word more to learn; engineers of this field know its own."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{number} write {banned.use}: {line.strip()[:80]}"
+        for path in worded_texts()
+        for banned in NOWHERE
+        for number, line in banned.lines_of(path.read_text())
+    )
+
+
+def test_an_execution_is_called_execution() -> None:
+    """One word for one thing: a reader looks for the difference between two."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{number} write {EXECUTION.use}: {line.strip()[:80]}"
+        for path in worded_texts()
+        if not (path.is_relative_to(SOURCE) and room_of(module_name(path)) in SAY_TRY)
+        for number, line in EXECUTION.lines_of(path.read_text())
+    )
+
+
+def test_names_use_the_fields_words() -> None:
+    """What is a good word in a sentence may say nothing as a name."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{line} name {name} after {banned.use}"
+        for path, tree in syntax_trees()
+        for line, name in [(1, path.stem), *names_in(tree)]
+        for banned in NOT_IN_NAMES
+        if banned.found_in(name)
+    )
+
+
+def test_docstrings_begin_with_what_is_said() -> None:
+    """A reader skims the first words: "Return the tasks that…", "Maximum bytes of…"."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{line} begins otherwise than a docstring: {text[:60]}"
+        for path, tree in syntax_trees()
+        for line, text in docstrings_in(tree)
+        if OPENINGS.match(text)
+    )
+
+
+def test_test_names_fit_in_a_report() -> None:
+    """A test is named after what holds: a longer name is two tests, or a story."""
+    assert_none(
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {len(node.name)} characters"
+        for path, tree in syntax_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and len(node.name) > LONGEST_TEST_NAME
+    )
+
+
 # --- everything that is committed -----------------------------------------------------------
 
 
@@ -342,6 +436,24 @@ def committed_texts() -> Iterator[Path]:
             continue
         if not any(part.endswith(("_cache", ".egg-info")) for part in inside) and is_text(path):
             yield path
+
+
+def worded_texts() -> Iterator[Path]:
+    """The texts that people read: code, queries, scripts and documents."""
+    for path in committed_texts():
+        read = path.suffix in (".py", ".sql", ".md") or path == ROOT / "dev"
+        if read and path not in HISTORY:
+            yield path
+
+
+@cache
+def syntax_trees() -> tuple[tuple[Path, ast.Module], ...]:
+    """Every Python module of the checkout, parsed."""
+    return tuple(
+        (path, ast.parse(path.read_text()))
+        for path in committed_texts()
+        if path.suffix == ".py" and path not in TEXT_EXEMPT
+    )
 
 
 def is_text(path: Path) -> bool:

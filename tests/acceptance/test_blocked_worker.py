@@ -31,12 +31,12 @@ async def check(workers: Workers, neighbours: list[Task]) -> None:
     """Each ran once, and what began had its lease until it was over."""
     for task in neighbours:
         assert (await workers.ended(task, within=30)).state == "completed"
-        tries = {e.attempt: e.outcome for e in await workers.client.tasks.executions(task.id)}
-        assert set(tries.values()) <= {"succeeded", "released"}
-        assert [tries[note.attempt] for note in workers.noted(task, "begin")] == ["succeeded"]
+        executions = {e.attempt: e.outcome for e in await workers.client.tasks.executions(task.id)}
+        assert set(executions.values()) <= {"succeeded", "released"}
+        assert [executions[note.attempt] for note in workers.noted(task, "begin")] == ["succeeded"]
 
 
-async def test_neighbours_of_one_that_blocks_are_not_lost(workers: Workers) -> None:
+async def test_executions_beside_a_blocking_one_are_not_lost(workers: Workers) -> None:
     """53: those of the same answer, and those whose answer comes while the loop stands still."""
     together = [await workers.send(tasks.block_the_loop, BLOCKED, timeout=60, priority=9)]
     together += [await workers.send(tasks.nap, 0.1) for _ in range(3)]

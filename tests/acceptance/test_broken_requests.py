@@ -6,7 +6,7 @@ import msgspec
 
 from support.client import Client, noop
 from support.cluster import Cluster, Node, Tenant
-from support.door import Visitor
+from support.http_server import HttpConnection
 
 GARBAGE = b"\x00\x01 garbage\r\n\r\n"
 CREATE = msgspec.json.encode(noop(delay=3600))
@@ -20,9 +20,9 @@ def create(tenant: Tenant) -> bytes:
     return head.encode() + CREATE
 
 
-async def visit(node: Node) -> Visitor:
+async def connect(node: Node) -> HttpConnection:
     host, port = node.url.removeprefix("http://").split(":")
-    return Visitor(*await asyncio.open_connection(host, int(port)))
+    return HttpConnection(*await asyncio.open_connection(host, int(port)))
 
 
 async def test_creates_before_garbage_are_answered(cluster: Cluster) -> None:
@@ -30,19 +30,19 @@ async def test_creates_before_garbage_are_answered(cluster: Cluster) -> None:
     node, tenant = await cluster.start(), await cluster.tenant()
     told = 0
     for count in [1, 2, 3] * 7:
-        visitor = await visit(node)
+        connection = await connect(node)
         for _ in range(count - 1):  # the head is known from the second one on
-            visitor.say(create(tenant))
-            assert (await visitor.hear())[0] == 201
-        visitor.say(create(tenant) * count + GARBAGE)
+            connection.send(create(tenant))
+            assert (await connection.read_response())[0] == 201
+        connection.send(create(tenant) * count + GARBAGE)
         for _ in range(count):
-            status, _, body = await visitor.hear()
+            status, _, body = await connection.read_response()
             assert status == 201, body
-        await visitor.refusal(400, "malformed-request")
-        await visitor.leave()
+        await connection.read_refusal(400, "malformed-request")
+        await connection.close()
         told += 2 * count - 1
     assert len(await tasks(node.client(tenant))) == told
-    assert "Traceback" not in node.said()
+    assert "Traceback" not in node.output()
 
 
 async def tasks(client: Client) -> list[object]:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from support.chaos import kill_in_turns
 from support.client import Client, noop
 from support.cluster import Cluster, Node, Tenant
-from support.fire import kill_in_turns
 from support.traffic import Traffic
 
 TASKS = 10_000

@@ -10,11 +10,12 @@ from contextlib import suppress
 import pytest
 
 from mainspring import crash
-from support.client import Answer, Client, Unacknowledged, noop
+from support.asgi import Answer
+from support.client import Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
 from support.traffic import Traffic, mixed
 from support.waiting import eventually
-from support.workers import Crew, work
+from support.workers import PollingWorkers, work
 
 REACHED_WITHIN = 8.0
 FOR_WORKERS = 20 * [work()]
@@ -27,9 +28,9 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     traffic, tenant = Traffic(), await cluster.tenant()
     steady = await cluster.start()
     doomed = await cluster.start(crash_at=point)
-    async with Crew(tenant) as crew:
-        crew.serve(steady)
-        crew.serve(doomed)
+    async with PollingWorkers(tenant) as workers:
+        workers.serve(steady)
+        workers.serve(doomed)
         async for _ in provocations(cluster, tenant, traffic, steady, doomed):
             if not doomed.alive:
                 break
@@ -38,8 +39,8 @@ async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     last = await cluster.start()
     survivor = last.client(tenant)
     assert (await a_key_of_its_own(survivor)).status == 201
-    async with Crew(tenant) as crew:
-        crew.serve(last)
+    async with PollingWorkers(tenant) as workers:
+        workers.serve(last)
         await traffic.send_again(survivor)
         await traffic.send(survivor, [*mixed(), *FOR_WORKERS])
         await cluster.evidence.all_finished(traffic.acknowledged, within=20)

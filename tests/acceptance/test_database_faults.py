@@ -14,9 +14,9 @@ from mainspring.postgres.embedded import EmbeddedServer
 from mainspring.postgres.migrate import migrate
 from support.client import Client, Unacknowledged, fail, noop
 from support.cluster import Cluster
+from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 from support.waiting import eventually
-from support.wire import LossyWire
 
 NODES = 2
 CONNECTIONS_PER_NODE = (
@@ -103,20 +103,20 @@ async def test_an_answer_lost_after_commit_is_read_again(
     tenant = await cluster.tenant()
     # What is due at once is leased as it is created, and not claimed.
     task = fail(attempts=2) if statement == "retry" else noop(delay=0.2 * (statement == "claim"))
-    async with LossyWire(cluster.database_url, tmp_path) as wire:
-        behind = await cluster.start(database_url=wire.url, lease=20)
+    async with LossyProxy(cluster.database_url, tmp_path) as proxy:
+        behind = await cluster.start(database_url=proxy.url, lease=20)
         creator = await cluster.start() if statement == "wakes" else behind
-        wire.lose_answer_to(text)
+        proxy.lose_answer_to(text)
         task_ids = [await creator.client(tenant).create(task) for _ in range(8)]
         await cluster.evidence.all_finished(task_ids, within=5)
         await cluster.evidence.sound(task_ids)
-        assert wire.lost == 1
+        assert proxy.lost == 1
         await cluster.evidence.sound(task_ids)
-        tries = await cluster.evidence.value("SELECT count(*) FROM executions")
-        assert tries == len(task_ids) * (2 if statement == "retry" else 1)
+        executions = await cluster.evidence.value("SELECT count(*) FROM executions")
+        assert executions == len(task_ids) * (2 if statement == "retry" else 1)
 
 
-async def test_an_exhausted_pool_says_so_while_heartbeats_go_on(cluster: Cluster) -> None:
+async def test_an_exhausted_pool_is_reported_and_heartbeats_go_on(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     node = await cluster.start(database_connections=1, acquire_timeout=0.5)
     client = node.client(tenant)

@@ -45,7 +45,7 @@ class Dev:
     @property
     def curl_commands(self) -> list[str]:
         """The examples it prints, with their continued lines."""
-        joined = self.process.said().replace("\\\n", " ")
+        joined = self.process.output().replace("\\\n", " ")
         return [line.strip() for line in joined.splitlines() if line.strip().startswith("curl")]
 
     @property
@@ -53,14 +53,14 @@ class Dev:
         return int((self._data / "postgres" / "postmaster.pid").read_text().splitlines()[0])
 
     def _shown(self, pattern: str) -> str:
-        found = re.search(pattern, self.process.said())
-        assert found is not None, self.process.said()
+        found = re.search(pattern, self.process.output())
+        assert found is not None, self.process.output()
         return found[1]
 
     async def _has_greeted(self) -> bool:
-        said = self.process.said()
-        assert self.process.alive, said
-        return "Ctrl-C stops it" in said
+        output = self.process.output()
+        assert self.process.alive, output
+        return "Ctrl-C stops it" in output
 
 
 StartDev = Callable[..., Dev]
@@ -93,7 +93,7 @@ async def start_dev(
         if dev.process.alive:
             dev.process.signal(signal.SIGTERM)
             await dev.process.ended(within=30)
-        print(dev.process.said())
+        print(dev.process.output())
 
 
 async def test_the_printed_commands_work(start_dev: StartDev) -> None:
@@ -123,7 +123,9 @@ async def test_it_stops_cleanly_and_keeps_key_and_data(start_dev: StartDev) -> N
 async def test_the_key_can_be_chosen(start_dev: StartDev) -> None:
     chosen = {"MAINSPRING_API_KEY": "ms_chosen_by_the_user", "MAINSPRING_API_KYE": "mistyped"}
     dev = await start_dev(**chosen).greeted()
-    assert "MAINSPRING_API_KYE is not a setting; is MAINSPRING_API_KEY meant?" in dev.process.said()
+    assert (
+        "MAINSPRING_API_KYE is not a setting; is MAINSPRING_API_KEY meant?" in dev.process.output()
+    )
     assert dev.key == "ms_chosen_by_the_user"
     assert (await shell(dev.curl_commands[1]))["items"] == []
 
@@ -185,7 +187,7 @@ async def test_a_signal_ends_the_start(
     dev.process.signal(number)
     # The making of a cluster is not interrupted, and ends with syncing it to disk.
     assert await dev.process.ended(within=60) == 0
-    assert dev.process.said() == ""
+    assert dev.process.output() == ""
     assert not found(data, "postgres/postmaster.pid")
 
 
@@ -198,7 +200,7 @@ async def test_an_empty_key_is_none(start_dev: StartDev, data: Path) -> None:
     assert {(data / name).stat().st_mode & 0o777 for name in ("api-key", "secrets-key")} == {0o600}
 
 
-async def test_what_is_wrong_is_told_before_anything_is_started(
+async def test_problems_are_reported_before_anything_is_started(
     start_dev: StartDev, data: Path
 ) -> None:
     wrong = {"SECRETS_KEY": "short", "EGRESS_PORTS": "many", "TLS_CERTIFICATE": "/no/such.pem"}
@@ -206,7 +208,7 @@ async def test_what_is_wrong_is_told_before_anything_is_started(
     dev = start_dev(MAINSPRING_CRASH_AT="nowhere", **settings)
     assert await dev.process.ended(within=20) == 2
     for name in ("secrets_key", "egress_ports", "tls_certificate", "crash_at"):
-        assert name in dev.process.said()
+        assert name in dev.process.output()
     assert not found(data.parent, "*")
 
 
@@ -214,7 +216,7 @@ async def test_a_file_holds_no_data(start_dev: StartDev, data: Path) -> None:
     touch(data)
     dev = start_dev()
     assert await dev.process.ended(within=20) == 1
-    assert dev.process.said() == (
+    assert dev.process.output() == (
         f"mainspring: {data} is not a directory: name another for the data.\n"
     )
 
@@ -223,7 +225,7 @@ async def test_a_directory_has_one_owner_at_a_time(start_dev: StartDev) -> None:
     first = await start_dev().greeted()
     second = start_dev()
     assert await second.process.ended(within=20) == 1
-    assert "is in use by another Mainspring" in second.process.said()
+    assert "is in use by another Mainspring" in second.process.output()
     assert (await shell(first.curl_commands[1]))["items"] == []
 
 

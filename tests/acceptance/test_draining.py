@@ -10,7 +10,7 @@ import pytest
 
 from support.client import noop, sleep
 from support.cluster import Cluster, Node, Tenant
-from support.door import SOON, Visitor
+from support.http_server import SOON, HttpConnection
 from support.waiting import eventually
 
 CREATE = msgspec.json.encode(noop(delay=3600))
@@ -32,8 +32,8 @@ def port_of(node: Node) -> int:
     return int(node.url.rpartition(":")[2])
 
 
-async def connect(port: int) -> Visitor:
-    return Visitor(*await asyncio.open_connection("127.0.0.1", port))
+async def connect(port: int) -> HttpConnection:
+    return HttpConnection(*await asyncio.open_connection("127.0.0.1", port))
 
 
 async def test_answers_of_a_draining_node_end_connections(cluster: Cluster) -> None:
@@ -42,30 +42,32 @@ async def test_answers_of_a_draining_node_end_connections(cluster: Cluster) -> N
     await node.client(tenant).create(sleep(60))  # it keeps the node draining
     ordinary, fast, idle = [await connect(port_of(node)) for _ in range(3)]
     for _ in range(3):
-        ordinary.say(create(tenant, "X-Request-Id: one-off"))
-        fast.say(create(tenant))
-        idle.say(HEALTHZ)
-        for visitor in (ordinary, fast, idle):
-            assert "connection" not in (await visitor.hear())[1]
+        ordinary.send(create(tenant, "X-Request-Id: one-off"))
+        fast.send(create(tenant))
+        idle.send(HEALTHZ)
+        for connection in (ordinary, fast, idle):
+            assert "connection" not in (await connection.read_response())[1]
     node.terminate()
 
     async def draining() -> bool:
         return not await node.is_ready()
 
     await eventually(draining, within=SOON, what="the node drains")
-    fast.say(create(tenant))
-    ordinary.say(create(tenant, "X-Request-Id: one-off"))
+    fast.send(create(tenant))
+    ordinary.send(create(tenant, "X-Request-Id: one-off"))
     new = await connect(port_of(node))
-    new.say(HEALTHZ)
-    idle.say(HEALTHZ * 2)
-    for visitor, status in ((fast, 201), (ordinary, 201), (new, 200)):
-        told, headers, _ = await visitor.hear()
+    new.send(HEALTHZ)
+    idle.send(HEALTHZ * 2)
+    for connection, status in ((fast, 201), (ordinary, 201), (new, 200)):
+        told, headers, _ = await connection.read_response()
         assert (told, headers["connection"]) == (status, "close")
-        assert await visitor.hear_the_end() == b""
-    assert "connection" not in (await idle.hear())[1]  # another request is there to be answered
-    assert (await idle.hear())[1]["connection"] == "close"
-    for visitor in (ordinary, fast, idle, new):
-        await visitor.leave()
+        assert await connection.read_to_end() == b""
+    assert (
+        "connection" not in (await idle.read_response())[1]
+    )  # another request is there to be answered
+    assert (await idle.read_response())[1]["connection"] == "close"
+    for connection in (ordinary, fast, idle, new):
+        await connection.close()
     assert await node.ended() == 0
 
 
@@ -84,24 +86,24 @@ class Load:
         rng = Random(number)
         while not self.over:
             try:
-                visitor = await connect(self.port)
+                connection = await connect(self.port)
             except OSError:
                 self.refused += 1
                 await asyncio.sleep(0.02)
                 continue
             try:
-                await self._use(visitor, rng, number)
+                await self._use(connection, rng, number)
             except (OSError, EOFError) as problem:
                 self.broken.append(f"client {number}: {problem!r}")
-            await visitor.leave()
+            await connection.close()
 
-    async def _use(self, visitor: Visitor, rng: Random, number: int) -> None:
+    async def _use(self, connection: HttpConnection, rng: Random, number: int) -> None:
         headers: dict[str, str] = {}
         while headers.get("connection") != "close" and not self.over:
             await asyncio.sleep(rng.random() * 0.02 * (number % 3))
             once = ["Connection: close"] if number % 4 == 0 else []
-            visitor.say(create(self.tenant, *once))
-            status, headers, body = await visitor.hear()
+            connection.send(create(self.tenant, *once))
+            status, headers, body = await connection.read_response()
             assert status == 201, body
             self.created += 1
 

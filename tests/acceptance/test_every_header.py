@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from support.cluster import Cluster, Node
-from support.door import Visitor
+from support.http_server import HttpConnection
 
 WAIT = 1
 ANSWERED_WITHIN = 20.0
@@ -103,20 +103,20 @@ class Walk:
     numbers: "count[int]" = field(default_factory=count)
     statuses: dict[str, set[int]] = field(default_factory=dict)
 
-    async def visit(self) -> Visitor:
+    async def connect(self) -> HttpConnection:
         host, port = self.node.url.removeprefix("http://").split(":")
-        return Visitor(*await asyncio.open_connection(host, int(port)))
+        return HttpConnection(*await asyncio.open_connection(host, int(port)))
 
     async def ask(self, route: Route, headers: Headers) -> int:
         """Send one request over a connection of its own; return the status of its answer."""
-        visitor = await self.visit()
+        connection = await self.connect()
         try:
-            visitor.say(self._request(route, headers))
-            status, _, body = await visitor.hear(ANSWERED_WITHIN)
+            connection.send(self._request(route, headers))
+            status, _, body = await connection.read_response(ANSWERED_WITHIN)
         except TimeoutError:
             pytest.fail(f"no answer to {route.method} {route.path} with {dict(headers)}")
         finally:
-            await visitor.leave()
+            await connection.close()
         name = f"{route.method} {route.path}"
         assert 200 <= status < 500, (name, headers, status, body)
         self.statuses.setdefault(name, set()).add(status)
@@ -147,16 +147,16 @@ class Walk:
 
     async def probe(self, enough: asyncio.Event) -> int:
         """Ask for the health over one connection again and again; return how often."""
-        visitor, probes = await self.visit(), 0
+        connection, probes = await self.connect(), 0
         try:
             while not enough.is_set():
-                visitor.say(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-                status, _, body = await visitor.hear()
+                connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                status, _, body = await connection.read_response()
                 assert status == 200, body
                 probes += 1
                 await asyncio.sleep(0.01)
         finally:
-            await visitor.leave()
+            await connection.close()
         return probes
 
 
@@ -180,7 +180,7 @@ async def test_every_header_on_every_route_is_answered(cluster: Cluster) -> None
     assert await probing > 10
     assert len(walk.statuses) == len(routes)
     assert walk.statuses["POST /v1/leases"] > {200}
-    assert "loop.stalled" not in node.said()
-    assert "Traceback" not in node.said()
+    assert "loop.stalled" not in node.output()
+    assert "Traceback" not in node.output()
     node.terminate()
     assert await node.ended() == 0

@@ -63,7 +63,7 @@ async def test_a_frozen_owner_changes_nothing_when_it_wakes(cluster: Cluster) ->
     await cluster.evidence.sound(more)
 
 
-async def test_a_key_is_exclusive_while_its_owner_is_frozen_and_replaced(cluster: Cluster) -> None:
+async def test_a_key_stays_exclusive_while_its_owner_is_replaced(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     task = sleep(0.2, concurrency={"key": "printer", "limit": 1})
     ids = await freeze_the_owner(cluster, tenant, [task] * 15)
@@ -71,7 +71,7 @@ async def test_a_key_is_exclusive_while_its_owner_is_frozen_and_replaced(cluster
     assert not await cluster.evidence.overlaps("printer")
 
 
-async def test_a_tenants_limit_holds_while_its_owner_is_frozen_and_replaced(
+async def test_a_tenants_limit_holds_while_its_owner_is_replaced(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()
@@ -151,7 +151,7 @@ async def owner_first(
 
 
 async def longest_gap_after_release(cluster: Cluster) -> float:
-    """Seconds from the end of a released try to the start of the next, at most."""
+    """Seconds from the end of a released execution to the start of the next, at most."""
     rows = await cluster.evidence.rows(
         "SELECT extract(epoch FROM t.picked_at - e.finished_at)::float8 AS gap FROM executions e"
         " JOIN tasks t ON t.id = e.task_id WHERE e.outcome = 'released'"
@@ -162,7 +162,7 @@ async def longest_gap_after_release(cluster: Cluster) -> float:
 
 async def refused_outcomes(cluster: Cluster, node: Node) -> bool:
     fenced = await cluster.metric(node, "fenced_outcomes_total")
-    return fenced > 0 and '"node.fenced"' in node.said()
+    return fenced > 0 and '"node.fenced"' in node.output()
 
 
 async def running_at(cluster: Cluster, node: Node, *, at_least: int, within: float = 10.0) -> None:

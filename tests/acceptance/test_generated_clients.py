@@ -27,9 +27,9 @@ async def test_a_python_client_makes_the_round_trip(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await cluster.start()
-    folder, said = await asyncio.to_thread(generate_python, node.url, tmp_path)
+    folder, output = await asyncio.to_thread(generate_python, node.url, tmp_path)
     # It warns of what it leaves out.
-    assert said.split() == ["Generating", str(folder)]
+    assert output.split() == ["Generating", str(folder)]
     monkeypatch.syspath_prepend(folder)
     made: Any = importlib.import_module(PACKAGE)
     # An answer that the document does not promise is an error, and not None.
@@ -44,7 +44,7 @@ async def test_a_python_client_makes_the_round_trip(
 
 
 def generate_python(url: str, place: Path) -> tuple[Path, str]:
-    """Return the folder of the client's package, and what the generator said."""
+    """Return the folder of the client's package, and what the generator printed."""
     tools = Path(sys.executable).parent
     done = subprocess.run(
         [tools / "openapi-python-client", "generate", "--url", f"{url}/openapi.json"],
@@ -176,13 +176,13 @@ def test_typescript_types_fit_what_callers_write(
     tools = need_server("openapi-typescript (npm)", installed_tools())
     (tmp_path / "openapi.json").write_text(json.dumps(document()))
     (tmp_path / "client.ts").write_bytes((FOLDER / "client.ts").read_bytes())
-    said = run_tool(tmp_path, tools / "openapi-typescript", "openapi.json", "--output", "api.ts")
-    assert "warn" not in said.lower()
+    output = run_tool(tmp_path, tools / "openapi-typescript", "openapi.json", "--output", "api.ts")
+    assert "warn" not in output.lower()
     run_tool(tmp_path, tools / "tsc", "--noEmit", "--strict", "--target", "es2022", "client.ts")
 
 
 def run_tool(place: Path, *command: str | Path) -> str:
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return output

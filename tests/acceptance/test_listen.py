@@ -21,7 +21,7 @@ async def test_it_prints_verifies_and_fails_on_demand(tmp_path: Path) -> None:
     )
 
     async def address() -> str | None:
-        found = re.search(r"listening on (\S+)", process.said())
+        found = re.search(r"listening on (\S+)", process.output())
         return found[1] if found else None
 
     try:
@@ -35,10 +35,10 @@ async def test_it_prints_verifies_and_fails_on_demand(tmp_path: Path) -> None:
             assert (await sent.deliver(f"{url}/b")).outcome is Outcome.SUCCEEDED
             assert (await sent.deliver(f"{url}/c", tenant=2)).outcome is Outcome.SUCCEEDED
             assert (await sent.deliver(f"{url}/d", tenant=3)).outcome is Outcome.SUCCEEDED
-        said = process.said()
-        assert "#1 POST /a → 503" in said
-        assert "#2 POST /b → 200" in said
-        assert '{"n":1}' in said
-        assert re.findall(r"signature: (\w+)", said) == ["valid", "valid", "INVALID", "none"]
+        output = process.output()
+        assert "#1 POST /a → 503" in output
+        assert "#2 POST /b → 200" in output
+        assert '{"n":1}' in output
+        assert re.findall(r"signature: (\w+)", output) == ["valid", "valid", "INVALID", "none"]
     finally:
         process.kill()

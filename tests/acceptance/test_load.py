@@ -9,7 +9,7 @@ from support.cluster import Cluster
 
 MANY = 10_000
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 async def test_ten_thousand_due_in_one_second(cluster: Cluster) -> None:

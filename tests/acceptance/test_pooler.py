@@ -62,7 +62,7 @@ async def test_a_cluster_behind_a_pooler(cluster: Cluster, pooled_url: str) -> N
     await cluster.evidence.all_finished(traffic.acknowledged, within=20)
     await cluster.evidence.sound(traffic.acknowledged)
     for node in nodes:
-        assert '"level": "error"' not in node.said()
+        assert '"level": "error"' not in node.output()
     nodes[0].kill()
     await traffic.send(nodes[1].client(tenant), 5 * mixed())
     await cluster.evidence.all_finished(traffic.acknowledged, within=20)

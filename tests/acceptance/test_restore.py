@@ -47,7 +47,7 @@ QUICK_ASKS = 15.0
 
 
 @dataclass
-class Shop:
+class RestorableCluster:
     """Nodes, workers of the SDK, a receiver of webhooks, and a database that can be set back."""
 
     server: SetBackServer
@@ -93,6 +93,15 @@ class Shop:
                 return tasks[0]
         raise AssertionError(f"nothing was leased within {within:g} s")
 
+    async def leases_anew(self, contested: str, old: RawWorker, lost: Json) -> None:
+        """A lease that a restore undid is fenced: another worker has the task, and reports it."""
+        again = await self.leased(self.raw("after"))
+        assert again["id"] == contested
+        assert again["fence"] > lost["fence"]
+        for status in ("failed", "released", "succeeded"):
+            assert await old.report(lost, status=status) == ["fenced"]
+        assert await self.raw("after").report(again) == ["accepted"]
+
     async def asks(self) -> float:
         """How often nodes were asked for leases since they began."""
         name = 'http_requests_total{method="POST",route="/v1/leases"'
@@ -110,15 +119,15 @@ class Shop:
 
 
 @asynccontextmanager
-async def opened_shop(
+async def restorable_cluster(
     directory: Path, kind: type[RestorableServer] | type[ReplicatedServer] = RestorableServer
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[RestorableCluster]:
     fences: dict[str, list[int]] = defaultdict(list)
 
     async def note(request: Received, writer: asyncio.StreamWriter) -> None:
         task, fence = request.headers["webhook-id"], request.headers["x-mainspring-fence"]
         fences[task].append(int(fence))
-        # The first call of each is refused: so there are tries on both sides of the restore.
+        # The first call of each is refused: so there are executions on both sides of the restore.
         writer.write(answer(200 if len(fences[task]) > 1 else 503))
 
     with set_back_server(kind) as server:
@@ -133,7 +142,9 @@ async def opened_shop(
             await cluster.balanced(*nodes)
             workers = Workers(nodes[0], tenant, directory)
             try:
-                yield Shop(server, cluster, tenant, nodes, workers, hooks, directory, fences)
+                yield RestorableCluster(
+                    server, cluster, tenant, nodes, workers, hooks, directory, fences
+                )
             finally:
                 await workers.close()
 
@@ -150,80 +161,70 @@ def free_port() -> int:
     [(RestorableServer, 0.9), (RestorableServer, 10.0), (ReplicatedServer, 3.0)],
     ids=["restored by 0.9 s", "restored by 10 s", "failed over to a replica that lags by 3 s"],
 )
-async def test_a_database_set_back_under_living_nodes(
+async def test_a_database_set_back_under_running_nodes(
     tmp_path: Path,
     kind: type[RestorableServer] | type[ReplicatedServer],
     seconds: float,
     run: int,
 ) -> None:
-    async with opened_shop(tmp_path, kind) as shop:
+    async with restorable_cluster(tmp_path, kind) as restorable:
         for name in ("ann", "bob"):
-            await shop.workers.start("--name", name, "--concurrency", "20")
-        held = [await shop.workers.send(worker_app.nap, 6.0) for _ in range(6)]
-        chain = await shop.chain(5, 0.6)
-        waiting = [await shop.workers.send(worker_app.nap, 0.1, delay=0.5) for _ in range(20)]
-        hooks = await shop.hooks_for(10, 0.3)
-        [contested] = [str(i) for i in await shop.client.batch([work()])]
-        await shop.started([*held, chain[0]])
-        backup = await shop.server.back_up()
+            await restorable.workers.start("--name", name, "--concurrency", "20")
+        held = [await restorable.workers.send(worker_app.nap, 6.0) for _ in range(6)]
+        chain = await restorable.chain(5, 0.6)
+        waiting = [await restorable.workers.send(worker_app.nap, 0.1, delay=0.5) for _ in range(20)]
+        hooks = await restorable.hooks_for(10, 0.3)
+        [contested] = [str(i) for i in await restorable.client.batch([work()])]
+        await restorable.started([*held, chain[0]])
+        backup = await restorable.server.back_up()
         # All of this will not have been.
-        old = shop.raw("before")
+        old = restorable.raw("before")
         [lost] = [task for task in await old.lease(most=1) if task["id"] == contested]
-        made = [await shop.workers.send(worker_app.nap, 0.1) for _ in range(5)]
-        await shop.started(made)
+        made = [await restorable.workers.send(worker_app.nap, 0.1) for _ in range(5)]
+        await restorable.started(made)
         await asyncio.sleep(seconds)
-        await shop.server.set_back(backup)
-        asked, since = await asks_when_ready(shop), asyncio.get_running_loop().time()
-        again = await shop.leased(shop.raw("after"))
-        assert again["id"] == contested
-        assert again["fence"] > lost["fence"]
-        for status in ("failed", "released", "succeeded"):
-            assert await old.report(lost, status=status) == ["fenced"]
-        assert await shop.raw("after").report(again) == ["accepted"]
+        await restorable.server.set_back(backup)
+        asked, since = await asks_when_ready(restorable), asyncio.get_running_loop().time()
+        await restorable.leases_anew(contested, old, lost)
         ids = [task.id for task in [*held, *chain, *waiting]] + hooks + [UUID(contested)]
-        await shop.is_sound(ids)
-        rate = (await shop.asks() - asked) / (asyncio.get_running_loop().time() - since) / 2
+        await restorable.is_sound(ids)
+        rate = (await restorable.asks() - asked) / (asyncio.get_running_loop().time() - since) / 2
         assert rate < QUICK_ASKS, f"{rate:.0f} requests for leases a second and worker"
 
 
-async def asks_when_ready(shop: Shop) -> float:
+async def asks_when_ready(restorable: RestorableCluster) -> float:
     async def ready() -> bool:
-        return all([await node.is_ready() for node in shop.nodes])
+        return all([await node.is_ready() for node in restorable.nodes])
 
     await eventually(ready, within=15, what="the nodes are ready again")
-    return await shop.asks()
+    return await restorable.asks()
 
 
 async def test_a_database_restored_while_nodes_are_stopped(tmp_path: Path, run: int) -> None:
     """Workers are left running, and one of them holds tasks."""
-    async with opened_shop(tmp_path) as shop:
-        await shop.workers.start("--name", "ann", "--concurrency", "20")
-        chain = await shop.chain(4, 0.6)
-        waiting = [await shop.workers.send(worker_app.nap, 0.1, delay=0.5) for _ in range(20)]
-        hooks = await shop.hooks_for(10, 0.3)
-        [contested] = [str(i) for i in await shop.client.batch([work()])]
-        await shop.started([chain[0]])
-        backup = await shop.server.back_up()
-        old = shop.raw("before")
+    async with restorable_cluster(tmp_path) as restorable:
+        await restorable.workers.start("--name", "ann", "--concurrency", "20")
+        chain = await restorable.chain(4, 0.6)
+        waiting = [await restorable.workers.send(worker_app.nap, 0.1, delay=0.5) for _ in range(20)]
+        hooks = await restorable.hooks_for(10, 0.3)
+        [contested] = [str(i) for i in await restorable.client.batch([work()])]
+        await restorable.started([chain[0]])
+        backup = await restorable.server.back_up()
+        old = restorable.raw("before")
         [lost] = [task for task in await old.lease(most=1) if task["id"] == contested]
-        long = [await shop.workers.send(worker_app.nap, 20.0) for _ in range(3)]
-        await shop.started([*waiting, *chain, *long])
-        ports = [int(node.url.rsplit(":", 1)[1]) for node in shop.nodes]
-        for node in shop.nodes:
+        long = [await restorable.workers.send(worker_app.nap, 20.0) for _ in range(3)]
+        await restorable.started([*waiting, *chain, *long])
+        ports = [int(node.url.rsplit(":", 1)[1]) for node in restorable.nodes]
+        for node in restorable.nodes:
             node.kill()
-        await shop.server.set_back(backup)
-        shop.nodes[:] = [shop.cluster.spawn(port=port, **SETTINGS) for port in ports]
-        for node in shop.nodes:
+        await restorable.server.set_back(backup)
+        restorable.nodes[:] = [restorable.cluster.spawn(port=port, **SETTINGS) for port in ports]
+        for node in restorable.nodes:
             await node.ready()
-        asked, since = await shop.asks(), asyncio.get_running_loop().time()
-        old.client = shop.client
-        again = await shop.leased(shop.raw("after"))
-        assert again["id"] == contested
-        assert again["fence"] > lost["fence"]
-        for status in ("failed", "released", "succeeded"):
-            assert await old.report(lost, status=status) == ["fenced"]
-        assert await shop.raw("after").report(again) == ["accepted"]
+        asked, since = await restorable.asks(), asyncio.get_running_loop().time()
+        old.client = restorable.client
+        await restorable.leases_anew(contested, old, lost)
         ids = [task.id for task in [*chain, *waiting]] + hooks + [UUID(contested)]
-        await shop.is_sound(ids)
-        rate = (await shop.asks() - asked) / (asyncio.get_running_loop().time() - since)
+        await restorable.is_sound(ids)
+        rate = (await restorable.asks() - asked) / (asyncio.get_running_loop().time() - since)
         assert rate < QUICK_ASKS, f"{rate:.0f} requests for leases a second and worker"

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from mainspring import crash
+from support.chaos import kill_in_turns
 from support.client import Client, noop, sleep
 from support.cluster import Cluster
-from support.fire import kill_in_turns
 from support.ledger import Ledger
 from support.waiting import eventually
 
@@ -28,7 +28,7 @@ EVERY_SECOND = {
 
 
 async def make(client: Client, count: int, **fields: object) -> dict[str, int]:
-    """So many schedules; answers their ids, and the second at which each is due first."""
+    """Create schedules; return their ids, and the second at which each is due first."""
     made: dict[str, int] = {}
 
     async def one(number: int) -> None:
@@ -96,7 +96,7 @@ async def test_a_kill_around_the_commit(cluster: Cluster, point: str) -> None:
     await ledger.sound()
 
 
-async def test_one_that_cannot_be_decided_on_holds_up_no_other_and_is_told_of(
+async def test_an_undecidable_schedule_is_reported_and_delays_no_other(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()
@@ -122,7 +122,7 @@ async def test_one_that_cannot_be_decided_on_holds_up_no_other_and_is_told_of(
     after = await Ledger(cluster.evidence).ends()
     assert all(after[schedule] > before[schedule] for schedule in sound)
     assert after[broken] == before[broken]
-    assert "schedule.undecidable" in node.said()
+    assert "schedule.undecidable" in node.output()
     await stop(client, sound)
 
 

@@ -66,7 +66,7 @@ async def started(cluster: Cluster) -> tuple[Node, str]:
 async def in_order(node: Node, runs: Sequence[tuple[int, str]]) -> None:
     """Nothing was found, and the node still serves."""
     assert node.alive
-    failed = [said for status, said in runs if status]
+    failed = [output for status, output in runs if status]
     assert not failed, "\n".join(failed)
     await eventually(node.is_ready, within=10, what="the node serves")
 
@@ -104,6 +104,6 @@ class Tried:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
         assert process.returncode is not None
-        return process.returncode, said.decode(errors="replace")
+        return process.returncode, output.decode(errors="replace")

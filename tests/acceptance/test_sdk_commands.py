@@ -78,7 +78,7 @@ async def execute(workers: Workers, *argv: str, **fields: object) -> Task:
     return await workers.ended(task)
 
 
-async def test_what_a_command_sees_and_says(workers: Workers, tmp_path: Path) -> None:
+async def test_a_commands_environment_and_output(workers: Workers, tmp_path: Path) -> None:
     seen = await execute(workers, "env")
     variables = dict(
         line.split("=", 1) for _, line in await lines_of(workers, seen, 5) if "=" in line
@@ -184,7 +184,7 @@ async def test_a_worker_that_cannot_begin(tmp_path: Path) -> None:
         done = await asyncio.to_thread(run, "worker", *arguments, environment=environment)
         return done.returncode, done.stderr
 
-    for arguments, said in (
+    for arguments, output in (
         ((), "there is nothing to run"),
         (("no_such_module:app",), "cannot be imported"),
         (("json:app",), "has no mainspring.App"),
@@ -193,4 +193,4 @@ async def test_a_worker_that_cannot_begin(tmp_path: Path) -> None:
     ):
         status, text = await worker(*arguments)
         assert status == 2, text
-        assert said in text
+        assert output in text

@@ -51,7 +51,7 @@ async def test_what_a_killed_worker_ran_runs_elsewhere(workers: Workers) -> None
 
 
 async def test_a_process_dies_with_its_killed_worker(workers: Workers) -> None:
-    """Else it would go on computing beside the next try, and nobody would end it."""
+    """Else it would go on computing beside the next execution, and nobody would end it."""
     worker = await workers.start()
     task = await workers.send(tasks.compute_for_ever, timeout=90)
     began = await workers.until(task, "begin")
@@ -64,7 +64,7 @@ async def test_a_process_dies_with_its_killed_worker(workers: Workers) -> None:
 
 
 async def test_a_frozen_worker_changes_nothing_when_it_wakes(workers: Workers) -> None:
-    """14 and 15: the lease ran out meanwhile; of two tries one outcome counts."""
+    """14 and 15: the lease ran out meanwhile; of two executions one outcome counts."""
     first = await workers.start("--name", "one", "--concurrency", "30")
     held = [await workers.send(tasks.nap, 1.0 + i / 10, timeout=90) for i in range(30)]
     for task in held:
@@ -80,7 +80,7 @@ async def test_a_frozen_worker_changes_nothing_when_it_wakes(workers: Workers) -
         outcomes = await workers.outcomes(task)
         assert outcomes.count("succeeded") == 1
         assert set(outcomes[:-1]) <= {"lost"}
-        assert done.result == len(outcomes), "the result is that of the try that counts"
+        assert done.result == len(outcomes), "the result is that of the execution that counts"
     # The one that was frozen is of use again.
     more = [await workers.send(tasks.add, n, n) for n in range(20)]
     assert [(await workers.ended(task)).result for task in more] == [2 * n for n in range(20)]
@@ -106,7 +106,7 @@ async def test_a_worker_that_restarts_under_its_name(
     async def gave_up() -> bool:
         return bool(workers.noted(held, "cancelled")) or not first.alive
 
-    await eventually(gave_up, within=10, what="the old one stops its try")
+    await eventually(gave_up, within=10, what="the old one stops its execution")
     assert len(workers.noted(held, "end")) == 1
 
 
@@ -140,10 +140,12 @@ async def test_a_task_that_kills_its_worker(
     for task in neighbours:
         done = await workers.ended(task, within=30)
         assert done.state == "completed", done.error
-    tries = workers.noted(poison)
-    assert [note.word for note in tries] == ["begin", "begin", "alone"]
+    executions = workers.noted(poison)
+    assert [note.word for note in executions] == ["begin", "begin", "alone"]
     beside = [
-        note for note in workers.noted() if note.pid == tries[-1].pid and note.at <= tries[-1].at
+        note
+        for note in workers.noted()
+        if note.pid == executions[-1].pid and note.at <= executions[-1].at
     ]
     assert sum(note.word == "begin" for note in beside) == sum(
         note.word == "end" for note in beside
@@ -172,7 +174,7 @@ async def test_hard_timeouts(workers: Workers) -> None:
 
 
 async def test_a_blocked_event_loop(workers: Workers) -> None:
-    """The heart goes on beating: a handler that blocks the loop for longer than the lease is not
+    """Heartbeats go on: a handler that blocks the loop for longer than the lease is not
     lost, neither are its neighbours; and its timeout ends it."""
     worker = await workers.start("--name", "one", "--concurrency", "10")
     neighbour = await workers.send(tasks.nap, 1.0, timeout=60, retry={"max_attempts": 1})
@@ -181,7 +183,7 @@ async def test_a_blocked_event_loop(workers: Workers) -> None:
     done = await workers.ended(blocker, within=30)
     assert (done.state, done.result) == ("completed", 1)
     assert await workers.outcomes(neighbour) == ["succeeded"]
-    assert "blocks the event loop" in worker.said()
+    assert "blocks the event loop" in worker.output()
     late = await workers.send(tasks.block_the_loop, 60.0, timeout=1.0, retry={"max_attempts": 1})
     assert (await workers.ended(late)).state == "failed"
     assert await workers.outcomes(late) == ["timed_out"]
@@ -198,7 +200,7 @@ async def test_a_loop_that_nothing_can_free(workers: Workers) -> None:
     assert (await workers.ended(neighbour)).state == "completed"
     assert (await workers.outcomes(neighbour))[-1] == "succeeded"
     assert worker.alive
-    assert worker.said().count("takes tasks from") == 2
+    assert worker.output().count("takes tasks from") == 2
 
 
 async def test_cancelling_what_runs(workers: Workers) -> None:
@@ -301,7 +303,7 @@ async def test_worn_out_workers_begin_anew(workers: Workers) -> None:
     assert await workers.outcomes(sent[0]) == ["succeeded"]
 
     async def anew() -> bool:
-        return worker.said().count("takes tasks from") >= 2
+        return worker.output().count("takes tasks from") >= 2
 
     await eventually(anew, within=15, what="the worker begins anew")
     assert worker.alive

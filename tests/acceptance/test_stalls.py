@@ -31,7 +31,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_node_that_stood_still_says_so(database_url: str) -> None:
+async def test_a_node_reports_that_it_was_frozen(database_url: str) -> None:
     server = Server(Config(database_url=database_url, port=0, loop_stall=1.0, grace=0))
     with capture_logs() as lines:
         await server.start()

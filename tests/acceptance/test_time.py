@@ -32,7 +32,7 @@ async def test_a_jump_of_a_nodes_wall_clock_changes_nothing(
 ) -> None:
     """Two nodes whose wall clocks are an hour ahead and an hour behind, and then the reverse."""
     tenant = await cluster.tenant()
-    clocks = [LyingClock(tmp_path / name) for name in ("ahead", "behind")]
+    clocks = [SkewedClock(tmp_path / name) for name in ("ahead", "behind")]
     nodes = [await cluster.start(clock.environment()) for clock in clocks]
     await cluster.balanced(*nodes)
     ids = []
@@ -49,7 +49,7 @@ async def test_a_jump_of_a_nodes_wall_clock_changes_nothing(
     assert max(delays) < 1.0
 
 
-class LyingClock:
+class SkewedClock:
     """Makes a node's Python see another wall clock, which may jump at any moment."""
 
     def __init__(self, directory: Path) -> None:
@@ -69,6 +69,7 @@ class LyingClock:
         return {"PYTHONPATH": os.pathsep.join(paths), "LIE": str(self._lie)}
 
 
+@pytest.mark.alone
 async def test_sparse_tasks_start_within_milliseconds(cluster: Cluster) -> None:
     """An idle node, two thousand tasks over twenty seconds. A busy machine, or one whose
     disk stands still for a moment, gets two more chances."""

@@ -56,12 +56,12 @@ async def test_a_webhook_is_delivered_and_its_answer_kept(cluster: Cluster) -> N
         assert task["result"]["status_code"] == 200
         assert task["result"]["body"] == {"ok": True}
         assert there.requests[0].body == b'{"n":1}'
-        (try_,) = await executions(client, task_id)
-        assert (try_["outcome"], try_["status_code"]) == ("succeeded", 200)
-        assert try_["response"] == {"ok": True}
+        (execution,) = await executions(client, task_id)
+        assert (execution["outcome"], execution["status_code"]) == ("succeeded", 200)
+        assert execution["response"] == {"ok": True}
 
 
-async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> None:
+async def test_failures_are_retried_and_then_given_up(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS)
     client = node.client(await cluster.tenant())
     async with (
@@ -78,8 +78,8 @@ async def test_failures_are_tried_again_and_then_given_up(cluster: Cluster) -> N
             {**http(busy.url()), "retry": {**QUICK_RETRY, "max_delay": 1, "max_attempts": 2}}
         )
         assert (await finished(client, tired))["error"]["code"] == "http-500"
-        tries = await executions(client, tired)
-        assert [(t["status_code"], t["response"]) for t in tries] == [(500, "broken")] * 3
+        ended = await executions(client, tired)
+        assert [(t["status_code"], t["response"]) for t in ended] == [(500, "broken")] * 3
         assert (await finished(client, lost))["attempts"] == 1
         assert (await finished(client, chosen))["attempts"] == 3
         assert (await finished(client, capped))["attempts"] == 2
@@ -187,7 +187,7 @@ async def test_accepted_work_is_completed_later_on_any_node(cluster: Cluster) ->
         assert refused.status == 404
 
 
-async def test_accepted_work_that_failed_is_tried_again(cluster: Cluster) -> None:
+async def test_accepted_work_that_failed_is_retried(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS)
     client = node.client(await cluster.tenant())
     later = answering(answer(202, b"", mainspring_complete="later"))
@@ -218,7 +218,7 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
     target = {"auth": {"bearer": bearer}, "secret_headers": {"X-Key": header}}
     own = "whsec_" + signing.encode().hex().ljust(48, "A")[:48]
     assert (await client.post("/v1/secrets", {"secret": own})).status == 201
-    said = []
+    texts = []
     async with receiver(echo) as there:
         for url in (
             there.url(),
@@ -228,28 +228,28 @@ async def test_canaries_show_nowhere(cluster: Cluster) -> None:
         ):
             body = {**http(url, **target), "retry": {**QUICK_RETRY, "max_attempts": 2}}
             answered = await client.post("/v1/tasks", body, Idempotency_Key=url)
-            said.append(answered.body)
+            texts.append(answered.body)
             task_id = UUID(answered.json()["id"])
             shown = answered.json()["target"]
             assert shown["auth"] == {"bearer": "***"}
             assert shown["secret_headers"] == {"X-Key": "***"}
             await finished(client, task_id)
-            said.append((await client.get(f"/v1/tasks/{task_id}")).body)
-            said.append((await client.get(f"/v1/tasks/{task_id}/executions")).body)
+            texts.append((await client.get(f"/v1/tasks/{task_id}")).body)
+            texts.append((await client.get(f"/v1/tasks/{task_id}/executions")).body)
         assert there.requests[0].headers["authorization"] == f"Bearer {bearer}"
         assert there.requests[0].headers["x-key"] == header
-    said.append((await client.get("/v1/tasks?payload=true")).body)
+    texts.append((await client.get("/v1/tasks?payload=true")).body)
     paths = ("/v1/secrets", "/v1/dead-letters", "/v1/audit", f"/v1/tasks/{task_id}/explain")
-    said += [(await client.get(path)).body for path in paths]
+    texts += [(await client.get(path)).body for path in paths]
     hourly = {"name": "hourly", "cron": "@hourly", "task": http(there.url(), **target)}
-    said.append((await client.post("/v1/schedules", hourly)).body)
-    said.append((await client.get("/v1/schedules")).body)
-    said.append((await node.client(await cluster.operator()).get("/metrics")).body)
+    texts.append((await client.post("/v1/schedules", hourly)).body)
+    texts.append((await client.get("/v1/schedules")).body)
+    texts.append((await node.client(await cluster.operator()).get("/metrics")).body)
     bad = {**http("http://127.0.0.1/", **target), "name": 7}
-    said.append((await client.post("/v1/tasks", bad)).body)
-    said.append(node.said().encode())
-    said.append(await everything_in(cluster))
-    for text in said:
+    texts.append((await client.post("/v1/tasks", bad)).body)
+    texts.append(node.output().encode())
+    texts.append(await everything_in(cluster))
+    for text in texts:
         for canary in (bearer, header, own, signing):
             assert canary.encode() not in text
             assert canary.encode().hex().encode() not in text
@@ -332,7 +332,7 @@ async def test_a_schedule_ends_when_its_receiver_is_gone(cluster: Cluster) -> No
         }
 
 
-async def test_what_waits_for_its_host_says_so(cluster: Cluster) -> None:
+async def test_a_task_that_waits_for_its_host_says_so(cluster: Cluster) -> None:
     node = await cluster.start(**SETTINGS, http_per_host=1)
     client = node.client(await cluster.tenant())
     release = asyncio.Event()

@@ -11,7 +11,7 @@ from support.workers import RawWorker, work
 pytestmark = pytest.mark.slow
 
 
-async def test_a_node_dies_with_polls_open_and_its_tasks_start_elsewhere(cluster: Cluster) -> None:
+async def test_tasks_of_a_node_killed_with_open_polls_start_elsewhere(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     doomed, steady = await cluster.start(), await cluster.start()
     client = steady.client(tenant)

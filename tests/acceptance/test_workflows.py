@@ -75,7 +75,7 @@ async def sound(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-async def test_ten_thousand_parents_meet_in_one_join_and_a_chain_of_a_thousand(
+async def test_a_join_of_ten_thousand_steps_and_a_chain_of_a_thousand(
     cluster: Cluster,
 ) -> None:
     tenant = await cluster.tenant()
@@ -164,7 +164,7 @@ async def test_a_schedule_runs_a_workflow_and_overlap_counts_runs(cluster: Clust
     assert overlapping == 0
 
 
-async def test_a_schedule_whose_workflow_was_deleted_makes_dead_letters(cluster: Cluster) -> None:
+async def test_a_schedule_of_a_deleted_workflow_makes_dead_letters(cluster: Cluster) -> None:
     client = (await cluster.start()).client(await cluster.tenant())
     await define(client, "gone", step("a"))
     body = {"name": "often", "cron": "0 0 1 1 *", "workflow": "gone"}
@@ -183,7 +183,7 @@ async def test_a_schedule_whose_workflow_was_deleted_makes_dead_letters(cluster:
     }  # fmt: skip
 
 
-async def test_tasks_that_run_workflows_do_not_stand_in_the_way_of_the_steps(
+async def test_tasks_that_run_workflows_take_no_slots_from_their_steps(
     cluster: Cluster,
 ) -> None:
     """Of a tenant that may run one task at a time; and what cannot be begun holds up nobody."""

@@ -1,4 +1,4 @@
-"""Both stores, one after the other, for every test that asks for a lab."""
+"""Both stores, one after the other, for every test that asks for `stores`."""
 
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from contract.store_lab import Lab, memory_lab, postgres_lab
+from contract.store_set import StoreSet, memory_stores, postgres_stores
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 
 _EMPTY = """
@@ -19,11 +19,11 @@ UPDATE fence_floor SET floor = 0, before = '-infinity', server_started = NULL;
 
 
 @pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.server)])
-def lab(request: pytest.FixtureRequest) -> Lab:
+def stores(request: pytest.FixtureRequest) -> StoreSet:
     if request.param == "memory":
-        return memory_lab()
+        return memory_stores()
     # Asked for by name, so that the simulation's store needs no server.
-    real: Lab = request.getfixturevalue("real_lab")
+    real: StoreSet = request.getfixturevalue("real_stores")
     return real
 
 
@@ -45,8 +45,8 @@ async def connection(contract_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-async def real_lab(contract_url: str, connection: asyncpg.Connection) -> AsyncIterator[Lab]:
+async def real_stores(contract_url: str, connection: asyncpg.Connection) -> AsyncIterator[StoreSet]:
     database = Database(DatabaseOptions(contract_url, connections=2))
     await database.open()
-    yield postgres_lab(database, connection)
+    yield postgres_stores(database, connection)
     await database.close()

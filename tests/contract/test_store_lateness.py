@@ -1,4 +1,4 @@
-"""What tasks have waited for is kept in their rows, for whichever node records their tries."""
+"""What tasks have waited for is kept in their rows, for whichever node records their executions."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from contract.store_lab import Lab, held, retry
+from contract.store_set import StoreSet, held, retry
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import (
     Cause,
@@ -35,105 +35,116 @@ EARLIER = Earlier(1.0, 2.0, 3.0, False, "capacity", {"no_worker": 1.0})
 
 
 async def claimed(
-    lab: Lab, ownership: Ownership, row: TaskRow, waited: Waited | None, *, lease: float = 60.0
+    stores: StoreSet,
+    ownership: Ownership,
+    row: TaskRow,
+    waited: Waited | None,
+    *,
+    lease: float = 60.0,
 ) -> Execution:
     ref = TaskRef(row.tenant_id, row.id, row.rev, waited)
-    (execution,) = await lab.engine.claim(ownership, [ref], worker=lab.worker, lease=lease)
+    (execution,) = await stores.engine.claim(ownership, [ref], worker=stores.worker, lease=lease)
     return execution
 
 
-async def waiting(lab: Lab) -> tuple[Ownership, TaskRow]:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    return ownership, await lab.create(tenant, ownership=ownership, due=-1.0)
+async def waiting(stores: StoreSet) -> tuple[Ownership, TaskRow]:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    return ownership, await stores.create(tenant, ownership=ownership, due=-1.0)
 
 
-async def test_a_claim_writes_down_what_was_waited_for(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, SEEN)
+async def test_a_claim_writes_down_what_was_waited_for(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, SEEN)
     assert (task.waited, task.earlier) == (SEEN, None)
-    assert (await lab.row(row.tenant_id, row.id)).waited == SEEN
-    (again,) = await lab.engine.claimed_by([TaskRef(row.tenant_id, row.id, 1)], worker=lab.worker)
+    assert (await stores.row(row.tenant_id, row.id)).waited == SEEN
+    (again,) = await stores.engine.claimed_by(
+        [TaskRef(row.tenant_id, row.id, 1)], worker=stores.worker
+    )
     assert again.waited == SEEN
-    (found,) = await lab.partition_loader([row.partition])
+    (found,) = await stores.partition_loader([row.partition])
     assert found.waited == SEEN
 
 
-async def test_who_is_on_time_leaves_nothing_in_the_row(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    assert (await claimed(lab, ownership, row, None)).waited is None
-    assert (await lab.row(row.tenant_id, row.id)).waited is None
+async def test_a_task_on_time_leaves_nothing_in_the_row(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    assert (await claimed(stores, ownership, row, None)).waited is None
+    assert (await stores.row(row.tenant_id, row.id)).waited is None
 
 
-async def test_any_node_reads_what_a_worker_s_task_waited_for(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
+async def test_any_node_reads_what_a_worker_s_task_waited_for(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
     pick = WorkerPick(row.tenant_id, row.id, row.rev, "w", "1", SEEN)
-    (leased,) = await lab.leases.claim_for(ownership, [pick], lease=60.0)
+    (leased,) = await stores.leases.claim_for(ownership, [pick], lease=60.0)
     assert leased.execution.waited == SEEN
     name = (row.id, leased.execution.fence)
-    (there,) = await lab.leases.leased(row.tenant_id, [name])
+    (there,) = await stores.leases.leased(row.tenant_id, [name])
     assert there.execution.waited == SEEN
-    (read,) = await lab.leases.held(row.tenant_id, [name])
+    (read,) = await stores.leases.held(row.tenant_id, [name])
     assert read.execution.waited == SEEN
 
 
-async def test_a_lost_try_is_a_failed_one_for_the_ledger(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, SEEN, lease=-2.0)
-    seen = await lab.engine.expire_leases([held(task)])
+async def test_a_lost_execution_is_a_failed_one_for_the_ledger(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, SEEN, lease=-2.0)
+    seen = await stores.engine.expire_leases([held(task)])
     check_came_back(seen.rows[0], task)
-    again = await lab.claim(ownership, seen.rows[0])
+    again = await stores.claim(ownership, seen.rows[0])
     assert again is not None
     assert again.due == row.due
 
 
-async def test_so_is_a_released_one(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, SEEN)
-    (back,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+async def test_so_is_a_released_one(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, SEEN)
+    (back,) = await stores.engine.retry(
+        ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)]
+    )
     check_came_back(back, task)
 
 
 def check_came_back(row: TaskRow, task: Execution) -> None:
-    """The time with whoever had it is a failed try; what came before is known, but for moments."""
+    """The time with whoever had it counts as a failed execution; what came before is known."""
     assert row.waited is not None
     assert row.waited["no_worker"] == SEEN["no_worker"]
     assert row.waited["waiting"] == pytest.approx(task.picked - task.due - 0.9, abs=0.001)
     assert row.waited.get("failed_tries", 0.0) < 5.0
 
 
-async def test_a_retry_hands_on_what_came_before(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, SEEN)
+async def test_a_retry_hands_on_what_came_before(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, SEEN)
     failed = RetryLater(retry(task).report, -1.0, SEEN, EARLIER)
-    (back,) = await lab.engine.retry(ownership, [failed])
+    (back,) = await stores.engine.retry(ownership, [failed])
     assert back.waited is None, "it is due at another time"
-    again = await claimed(lab, ownership, back, None)
+    again = await claimed(stores, ownership, back, None)
     assert (again.waited, again.earlier) == (None, EARLIER)
-    (read,) = await lab.engine.claimed_by([TaskRef(row.tenant_id, row.id, 3)], worker=lab.worker)
+    (read,) = await stores.engine.claimed_by(
+        [TaskRef(row.tenant_id, row.id, 3)], worker=stores.worker
+    )
     assert read.earlier == EARLIER
 
 
-async def test_a_loss_keeps_what_came_before_the_try(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, None)
-    (back,) = await lab.engine.retry(
+async def test_a_loss_keeps_what_came_before_the_execution(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, None)
+    (back,) = await stores.engine.retry(
         ownership, [RetryLater(retry(task).report, -1.0, None, EARLIER)]
     )
-    second = await claimed(lab, ownership, back, None, lease=-1.0)
-    (lost,) = (await lab.engine.expire_leases([held(second)])).rows
-    assert (await claimed(lab, ownership, lost, None)).earlier == EARLIER
+    second = await claimed(stores, ownership, back, None, lease=-1.0)
+    (lost,) = (await stores.engine.expire_leases([held(second)])).rows
+    assert (await claimed(stores, ownership, lost, None)).earlier == EARLIER
 
 
-async def test_each_try_says_how_late_it_was(lab: Lab) -> None:
-    ownership, row = await waiting(lab)
-    task = await claimed(lab, ownership, row, SEEN, lease=-1.0)
-    (back,) = (await lab.engine.expire_leases([held(task)])).rows
-    second = await claimed(lab, ownership, back, back.waited)
+async def test_each_execution_says_how_late_it_was(stores: StoreSet) -> None:
+    ownership, row = await waiting(stores)
+    task = await claimed(stores, ownership, row, SEEN, lease=-1.0)
+    (back,) = (await stores.engine.expire_leases([held(task)])).rows
+    second = await claimed(stores, ownership, back, back.waited)
     own = {"no_worker": 0.9, "failed_tries": 2.0}
-    (back,) = await lab.engine.retry(
+    (back,) = await stores.engine.retry(
         ownership, [RetryLater(retry(second).report, -1.0, own, EARLIER)]
     )
-    first, last = await lab.inspect.lateness_of(row.id)
+    first, last = await stores.inspect.lateness_of(row.id)
     assert first is not None
     assert first["no_worker"] == 0.9
     assert "failed_tries" not in first
@@ -250,14 +261,14 @@ async def told(world: StoreWorld, task_id: UUID, waited: Waited) -> tuple[Waited
     return row["lateness"], row["blame"]
 
 
-async def test_the_owner_says_what_nobody_knew(ends: StoreWorld) -> None:
+async def test_the_owner_explains_the_unattributed_wait(ends: StoreWorld) -> None:
     task = await history(ends, {"paused": 1.0, "unattributed": 5.0})
     lateness, count_crash = await told(ends, task, {"no_worker": 4.0, "paused": 0.5})
     assert lateness == {"paused": 1.5, "no_worker": 4.0, "waiting": 0.5}
     assert count_crash == "capacity"
 
 
-async def test_the_owner_says_no_more_than_was_unknown(ends: StoreWorld) -> None:
+async def test_the_owner_explains_no_more_than_the_unattributed_wait(ends: StoreWorld) -> None:
     task = await history(ends, {"unattributed": 5.0})
     assert await told(ends, task, {"no_worker": 10.0}) == ({"no_worker": 5.0}, "capacity")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contract.store_lab import Lab, held, memory_lab, retry
+from contract.store_set import StoreSet, held, memory_stores, retry
 from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.placement import Ownership
@@ -40,22 +40,26 @@ PRESUMED = Loss(presumed=True)
 BY_NODE = Loss(started=True, alone=True, counted=False)
 
 
-async def leased(lab: Lab, ownership: Ownership, row: TaskRow, lease: float = 0.0) -> Execution:
-    found = await lab.lease(ownership, row, lease=lease)
+async def leased(
+    stores: StoreSet, ownership: Ownership, row: TaskRow, lease: float = 0.0
+) -> Execution:
+    found = await stores.lease(ownership, row, lease=lease)
     assert found is not None
     return found
 
 
-async def say(lab: Lab, task: Execution, loss: Loss) -> None:
+async def say(stores: StoreSet, task: Execution, loss: Loss) -> None:
     beat = HeldHeartbeat(task.id, task.fence, started=loss.started, alone=loss.alone)
-    await lab.leases.extend_for(task.tenant_id, "w", "1", [beat], lease=0.0, grace=5.0)
+    await stores.leases.extend_for(task.tenant_id, "w", "1", [beat], lease=0.0, grace=5.0)
 
 
-async def expire_leases(lab: Lab, ownership: Ownership, row: TaskRow, loss: Loss) -> TaskRow | None:
+async def expire_leases(
+    stores: StoreSet, ownership: Ownership, row: TaskRow, loss: Loss
+) -> TaskRow | None:
     """Lease it, and lose its worker. Return how it waits again; None if it is given up."""
-    task = await leased(lab, ownership, row)
-    await say(lab, task, loss)
-    seen = await lab.engine.expire_leases(
+    task = await leased(stores, ownership, row)
+    await say(stores, task, loss)
+    seen = await stores.engine.expire_leases(
         [held(task)],
         count_crash=[task.id] if loss.counted else [],
         presumed=[task.id] if loss.presumed else [],
@@ -64,18 +68,28 @@ async def expire_leases(lab: Lab, ownership: Ownership, row: TaskRow, loss: Loss
     return seen.rows[0] if seen.rows else None
 
 
-async def test_three_losses_of_a_worker_that_never_tells_are_enough(lab: Lab) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row: TaskRow | None = await lab.create(tenant)
+async def lost_twice(stores: StoreSet, ownership: Ownership, tenant: int) -> TaskRow:
+    """A task that was started by two workers, and lost with both."""
+    row = await stores.create(tenant)
+    for _ in range(2):
+        lost = await expire_leases(stores, ownership, row, STARTED)
+        assert lost is not None
+        row = lost
+    return row
+
+
+async def test_three_losses_of_a_worker_that_never_tells_are_enough(stores: StoreSet) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row: TaskRow | None = await stores.create(tenant)
     assert row is not None
     task_id = row.id
     for expected in ("handler:work", f"handler:work{ALONE}"):
-        row = await expire_leases(lab, ownership, row, PRESUMED)
+        row = await expire_leases(stores, ownership, row, PRESUMED)
         assert row is not None
         assert (row.capability, row.worker, row.incarnation) == (expected, None, None)
-    assert await expire_leases(lab, ownership, row, PRESUMED) is None
-    assert await lab.inspect.dead_letter(task_id) == ("poison", ["lost"] * 3)
-    end = await lab.inspect.end_of(task_id)
+    assert await expire_leases(stores, ownership, row, PRESUMED) is None
+    assert await stores.inspect.dead_letter(task_id) == ("poison", ["lost"] * 3)
+    end = await stores.inspect.end_of(task_id)
     assert end is not None
     assert (end.state, end.failures) == ("failed", 0)
 
@@ -95,18 +109,18 @@ async def test_three_losses_of_a_worker_that_never_tells_are_enough(lab: Lab) ->
         ([SILENT] * 9, False),
     ],
 )
-async def test_what_is_poison(lab: Lab, losses: list[Loss], given_up: bool) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row: TaskRow | None = await lab.create(tenant)
+async def test_what_is_poison(stores: StoreSet, losses: list[Loss], given_up: bool) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row: TaskRow | None = await stores.create(tenant)
     for loss in losses:
         assert row is not None, "given up too early"
-        row = await expire_leases(lab, ownership, row, loss)
+        row = await expire_leases(stores, ownership, row, loss)
     assert (row is None) is given_up
 
 
-async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
+async def test_executions_that_did_not_start_are_counted_separately(stores: StoreSet) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row = await stores.create(tenant)
     for loss, expected in (
         (SILENT, (0, 1)),
         (STARTED, (1, 1)),
@@ -114,83 +128,79 @@ async def test_what_did_not_begin_is_counted_apart_and_told(lab: Lab) -> None:
         (STARTED, (2, 1)),
         (SILENT, (2, 2)),
     ):
-        lost = await expire_leases(lab, ownership, row, loss)
+        lost = await expire_leases(stores, ownership, row, loss)
         assert lost is not None
-        assert await lab.inspect.losses_of(row.id) == expected
+        assert await stores.inspect.losses_of(row.id) == expected
         row = lost
-    assert [outcome for _, outcome in await lab.inspect.tries_of(row.id)] == ["lost"] * 5
+    assert [outcome for _, outcome in await stores.inspect.executions_of(row.id)] == ["lost"] * 5
 
 
-async def test_each_lease_needs_its_own_proof(lab: Lab) -> None:
+async def test_each_lease_needs_its_own_proof(stores: StoreSet) -> None:
     """Word of an earlier execution, or of another worker, says nothing of this one."""
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row = await stores.create(tenant)
     for loss in (ALONE_STARTED, ALONE_STARTED, SILENT, SILENT):
-        lost = await expire_leases(lab, ownership, row, loss)
+        lost = await expire_leases(stores, ownership, row, loss)
         assert lost is not None
         row = lost
-    assert await lab.inspect.losses_of(row.id) == (2, 2)
-    task = await leased(lab, ownership, row)
+    assert await stores.inspect.losses_of(row.id) == (2, 2)
+    task = await leased(stores, ownership, row)
     for name, fence in (("other", task.fence), ("w", task.fence - 1)):
         beat = HeldHeartbeat(task.id, fence, started=True, alone=True)
-        await lab.leases.extend_for(tenant, name, "1", [beat], lease=9.0, grace=5.0)
-    assert (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
-    assert await lab.inspect.losses_of(row.id) == (2, 3)
+        await stores.leases.extend_for(tenant, name, "1", [beat], lease=9.0, grace=5.0)
+    assert (await stores.engine.expire_leases([held(task)], count_crash=[task.id])).rows
+    assert await stores.inspect.losses_of(row.id) == (2, 3)
 
 
-async def test_alone_is_word_of_the_heartbeat_that_names_it_as_begun(lab: Lab) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
-    for _ in range(2):
-        lost = await expire_leases(lab, ownership, row, STARTED)
-        assert lost is not None
-        row = lost
-    task = await leased(lab, ownership, row)
+async def test_alone_counts_only_in_the_heartbeat_that_starts_it(stores: StoreSet) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row = await lost_twice(stores, ownership, tenant)
+    task = await leased(stores, ownership, row)
     for loss in (Loss(started=False, alone=True), STARTED):
-        await say(lab, task, loss)
-    assert (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
+        await say(stores, task, loss)
+    assert (await stores.engine.expire_leases([held(task)], count_crash=[task.id])).rows
 
 
-async def test_what_was_lost_is_leased_as_suspect_until_it_reports(lab: Lab) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
+async def test_what_was_lost_is_leased_as_suspect_until_it_reports(stores: StoreSet) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row = await stores.create(tenant)
 
     async def lease(row: TaskRow) -> tuple[Execution, bool]:
         pick = WorkerPick(tenant, row.id, row.rev, "w", "1")
-        (found,) = await lab.leases.claim_for(ownership, [pick], lease=0.0)
-        ((again),) = await lab.leases.leased(tenant, [(row.id, found.execution.fence)])
-        (claimed,) = await lab.leases.claimed_for([pick])
+        (found,) = await stores.leases.claim_for(ownership, [pick], lease=0.0)
+        ((again),) = await stores.leases.leased(tenant, [(row.id, found.execution.fence)])
+        (claimed,) = await stores.leases.claimed_for([pick])
         assert found.suspect == again.suspect == claimed.suspect
         return found.execution, found.suspect
 
     task, suspect = await lease(row)
     assert not suspect
-    (row,) = (await lab.engine.expire_leases([held(task)])).rows
+    (row,) = (await stores.engine.expire_leases([held(task)])).rows
     task, suspect = await lease(row)
     assert not suspect, "a node was lost, no worker"
-    (row,) = (await lab.engine.expire_leases([held(task)], count_crash=[task.id])).rows
+    (row,) = (await stores.engine.expire_leases([held(task)], count_crash=[task.id])).rows
     task, suspect = await lease(row)
     assert suspect
-    (row,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+    (row,) = await stores.engine.retry(
+        ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)]
+    )
     task, suspect = await lease(row)
     assert suspect
-    (row,) = await lab.engine.retry(ownership, [retry(task, delay=0.0)])
-    assert await lab.inspect.losses_of(row.id) == (0, 0)
+    (row,) = await stores.engine.retry(ownership, [retry(task, delay=0.0)])
+    assert await stores.inspect.losses_of(row.id) == (0, 0)
     assert not (await lease(row))[1]
 
 
-async def test_a_report_clears_the_suspicion_and_a_release_does_not(lab: Lab) -> None:
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row = await lab.create(tenant)
-    for _ in range(2):
-        lost = await expire_leases(lab, ownership, row, STARTED)
-        assert lost is not None
-        row = lost
-    task = await leased(lab, ownership, row, 60.0)
-    (row,) = await lab.engine.retry(ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)])
+async def test_a_report_clears_the_suspicion_and_a_release_does_not(stores: StoreSet) -> None:
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row = await lost_twice(stores, ownership, tenant)
+    task = await leased(stores, ownership, row, 60.0)
+    (row,) = await stores.engine.retry(
+        ownership, [retry(task, outcome=Outcome.RELEASED, delay=None)]
+    )
     assert row.capability.endswith(ALONE)
-    task = await leased(lab, ownership, row, 60.0)
-    (row,) = await lab.engine.retry(ownership, [retry(task, delay=0.0)])
+    task = await leased(stores, ownership, row, 60.0)
+    (row,) = await stores.engine.retry(ownership, [retry(task, delay=0.0)])
     assert row.capability == "handler:work"
 
 
@@ -206,16 +216,16 @@ _losses = st.lists(
 )
 
 
-async def check_history(lab: Lab, losses: list[Loss]) -> None:
+async def check_history(stores: StoreSet, losses: list[Loss]) -> None:
     """Whatever the order: what never began is not counted, what did not begin alone is no poison,
     and what began alone and is lost again and again is."""
-    ownership, tenant = await lab.join(), await lab.tenant()
-    row: TaskRow | None = await lab.create(tenant)
+    ownership, tenant = await stores.join(), await stores.tenant()
+    row: TaskRow | None = await stores.create(tenant)
     began = unproven = 0
     for loss in losses:
         assert row is not None
         task_id, was_alone = row.id, row.capability.endswith(ALONE)
-        row = await expire_leases(lab, ownership, row, loss)
+        row = await expire_leases(stores, ownership, row, loss)
         began += loss.counted and loss.began
         unproven += loss.counted and not loss.began
         ran_alone = was_alone and (loss.presumed or (loss.started and loss.alone))
@@ -223,14 +233,14 @@ async def check_history(lab: Lab, losses: list[Loss]) -> None:
         assert (row is None) is poison
         if row is None:
             return
-        assert await lab.inspect.losses_of(task_id) == (began, unproven)
+        assert await stores.inspect.losses_of(task_id) == (began, unproven)
         assert row.capability.endswith(ALONE) is (began + unproven >= 2)
 
 
 @settings(max_examples=200, database=None, deadline=None)
 @given(_losses)
 async def test_any_history_of_losses_in_memory(losses: list[Loss]) -> None:
-    await check_history(memory_lab(), losses)
+    await check_history(memory_stores(), losses)
 
 
 @pytest.mark.server
@@ -241,21 +251,23 @@ async def test_any_history_of_losses_in_memory(losses: list[Loss]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(losses=_losses)
-async def test_any_history_of_losses(real_lab: Lab, losses: list[Loss]) -> None:
-    await check_history(real_lab, losses)
+async def test_any_history_of_losses(real_stores: StoreSet, losses: list[Loss]) -> None:
+    await check_history(real_stores, losses)
 
 
 @pytest.mark.server
-async def test_proof_ends_with_its_lease(real_lab: Lab, connection: asyncpg.Connection) -> None:
+async def test_proof_ends_with_its_lease(
+    real_stores: StoreSet, connection: asyncpg.Connection
+) -> None:
     """Nodes of the version before lease tasks without knowing of it."""
-    ownership, tenant = await real_lab.join(), await real_lab.tenant()
-    row: TaskRow | None = await real_lab.create(tenant)
+    ownership, tenant = await real_stores.join(), await real_stores.tenant()
+    row: TaskRow | None = await real_stores.create(tenant)
     assert row is not None
-    row = await expire_leases(real_lab, ownership, row, ALONE_STARTED)
+    row = await expire_leases(real_stores, ownership, row, ALONE_STARTED)
     proof = "SELECT began OR began_alone FROM tasks"
     assert await connection.fetchval(proof) is False
     assert row is not None
-    task = await leased(real_lab, ownership, row)
+    task = await leased(real_stores, ownership, row)
     await connection.execute("UPDATE tasks SET began = true, began_alone = true")
-    await real_lab.engine.retry(ownership, [retry(task, delay=None)])
+    await real_stores.engine.retry(ownership, [retry(task, delay=None)])
     assert await connection.fetchval(proof) is False

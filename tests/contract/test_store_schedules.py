@@ -6,7 +6,7 @@ from math import floor
 
 import pytest
 
-from contract.store_lab import EVERYWHERE, Lab
+from contract.store_set import EVERYWHERE, StoreSet
 from mainspring.domain.placement import Ownership
 from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.schedule.policies import Misfire, OverlapPolicy
@@ -22,47 +22,47 @@ def every_minute(behind: int, **fields: object) -> ScheduleDefinition:
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-async def decide(lab: Lab, ownership: Ownership, *, until: float = 4e9) -> DecidedSchedules:
-    due = await lab.schedules.due(ownership.partitions, until=until, limit=100)
-    return await lab.schedules.fire(ownership, due)
+async def decide(stores: StoreSet, ownership: Ownership, *, until: float = 4e9) -> DecidedSchedules:
+    due = await stores.schedules.due(ownership.partitions, until=until, limit=100)
+    return await stores.schedules.fire(ownership, due)
 
 
-async def test_what_is_due_is_decided_once(lab: Lab) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
+async def test_what_is_due_is_decided_once(stores: StoreSet) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
     definition = every_minute(10)
-    schedule = await lab.inspect.add_schedule(tenant, definition)
-    due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
+    schedule = await stores.inspect.add_schedule(tenant, definition)
+    due = await stores.schedules.due(EVERYWHERE, until=time.time(), limit=100)
     assert [(d.tenant_id, d.id, d.wake) for d in due] == [(tenant, schedule, definition.anchor)]
-    settled = await lab.schedules.fire(ownership, due)
+    settled = await stores.schedules.fire(ownership, due)
     [made] = settled.made
     assert (made.task.schedule_id, made.task.nominal) == (schedule, definition.anchor)
-    assert (await lab.row(tenant, made.task.id)).partition == made.partition
-    again = await lab.schedules.fire(ownership, due)
+    assert (await stores.row(tenant, made.task.id)).partition == made.partition
+    again = await stores.schedules.fire(ownership, due)
     assert (again.made, again.decided) == ([], 0), "the same look, once more"
-    assert await lab.inspect.ledger(schedule) == [
+    assert await stores.inspect.ledger(schedule) == [
         (definition.anchor, definition.anchor, 1, "fired")
     ]
-    assert await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100) == []
-    [later] = await lab.schedules.due(EVERYWHERE, until=4e9, limit=100)
+    assert await stores.schedules.due(EVERYWHERE, until=time.time(), limit=100) == []
+    [later] = await stores.schedules.due(EVERYWHERE, until=4e9, limit=100)
     assert later.wake == definition.anchor + 60
 
 
-async def test_who_joined_another_server_decides_nothing(lab: Lab) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
-    schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
-    await lab.inspect.restart_server()
-    assert (await decide(lab, ownership)).decided == 0
-    assert await lab.inspect.ledger(schedule) == []
-    assert (await decide(lab, await lab.join())).decided == 1
+async def test_a_node_of_another_server_decides_nothing(stores: StoreSet) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
+    schedule = await stores.inspect.add_schedule(tenant, every_minute(10))
+    await stores.inspect.restart_server()
+    assert (await decide(stores, ownership)).decided == 0
+    assert await stores.inspect.ledger(schedule) == []
+    assert (await decide(stores, await stores.join())).decided == 1
 
 
 @pytest.mark.parametrize("policy", ["skip", "latest", "all"])
-async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
+async def test_an_outage_is_one_transaction(stores: StoreSet, policy: str) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
     misfire = Misfire(policy, 3600, 3)  # type: ignore[arg-type]
     definition = every_minute(590, misfire=misfire)
-    schedule = await lab.inspect.add_schedule(tenant, definition)
-    settled = await decide(lab, ownership)
+    schedule = await stores.inspect.add_schedule(tenant, definition)
+    settled = await decide(stores, ownership)
     first = definition.anchor
     lines = {
         "skip": [(first, first + 540, 10, "skipped_misfire")],
@@ -75,37 +75,37 @@ async def test_an_outage_is_one_transaction(lab: Lab, policy: str) -> None:
             *((first + at, first + at, 1, "fired") for at in (420, 480, 540)),
         ],
     }
-    assert await lab.inspect.ledger(schedule) == lines[policy]
+    assert await stores.inspect.ledger(schedule) == lines[policy]
     assert len(settled.made) == {"skip": 0, "latest": 1, "all": 3}[policy]
 
 
-async def test_only_the_owner_decides(lab: Lab) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
-    schedule = await lab.inspect.add_schedule(tenant, every_minute(10))
-    due = await lab.schedules.due(EVERYWHERE, until=time.time(), limit=100)
+async def test_only_the_owner_decides(stores: StoreSet) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
+    schedule = await stores.inspect.add_schedule(tenant, every_minute(10))
+    due = await stores.schedules.due(EVERYWHERE, until=time.time(), limit=100)
     nothing = replace(ownership, partitions=frozenset())
-    assert (await lab.schedules.fire(nothing, due)).decided == 0
-    assert await lab.schedules.due([], until=4e9, limit=100) == []
+    assert (await stores.schedules.fire(nothing, due)).decided == 0
+    assert await stores.schedules.due([], until=4e9, limit=100) == []
     assert (
-        await lab.schedules.fire(replace(ownership, epoch=ownership.epoch + 1), due)
+        await stores.schedules.fire(replace(ownership, epoch=ownership.epoch + 1), due)
     ).decided == 0
-    assert await lab.inspect.ledger(schedule) == []
-    assert (await lab.schedules.fire(ownership, due)).decided == 1
+    assert await stores.inspect.ledger(schedule) == []
+    assert (await stores.schedules.fire(ownership, due)).decided == 1
 
 
-async def test_nothing_is_decided_before_its_time(lab: Lab) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
-    schedule = await lab.inspect.add_schedule(tenant, every_minute(-30))
-    assert (await decide(lab, ownership)).decided == 0
-    assert await lab.inspect.ledger(schedule) == []
+async def test_nothing_is_decided_before_its_time(stores: StoreSet) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
+    schedule = await stores.inspect.add_schedule(tenant, every_minute(-30))
+    assert (await decide(stores, ownership)).decided == 0
+    assert await stores.inspect.ledger(schedule) == []
 
 
-async def test_the_last_time_ends_it(lab: Lab) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
+async def test_the_last_time_ends_it(stores: StoreSet) -> None:
+    tenant, ownership = await stores.tenant(), await stores.join()
     definition = every_minute(10)
-    await lab.inspect.add_schedule(tenant, replace(definition, end_at=definition.anchor + 1))
-    assert (await decide(lab, ownership)).decided == 1
-    assert await lab.schedules.due(EVERYWHERE, until=4e9, limit=100) == []
+    await stores.inspect.add_schedule(tenant, replace(definition, end_at=definition.anchor + 1))
+    assert (await decide(stores, ownership)).decided == 1
+    assert await stores.schedules.due(EVERYWHERE, until=4e9, limit=100) == []
 
 
 @pytest.mark.parametrize(
@@ -118,22 +118,22 @@ async def test_the_last_time_ends_it(lab: Lab) -> None:
     ],
 )
 async def test_overlap_is_decided_by_what_is_unfinished(
-    lab: Lab, overlap: OverlapPolicy, decision: str, state: str
+    stores: StoreSet, overlap: OverlapPolicy, decision: str, state: str
 ) -> None:
-    tenant, ownership = await lab.tenant(), await lab.join()
+    tenant, ownership = await stores.tenant(), await stores.join()
     first = floor(time.time()) - 1
     definition = ScheduleDefinition(
         interval=1.0, anchor=float(first), start_at=float(first), overlap=overlap
     )
-    schedule = await lab.inspect.add_schedule(tenant, definition)
-    made = (await decide(lab, ownership)).made[-1]
+    schedule = await stores.inspect.add_schedule(tenant, definition)
+    made = (await decide(stores, ownership)).made[-1]
     while True:
-        settled = await decide(lab, ownership)
+        settled = await decide(stores, ownership)
         if settled.decided:
             break
-    assert (await lab.inspect.ledger(schedule))[-1][3] == decision
-    end = await lab.inspect.end_of(made.task.id)
+    assert (await stores.inspect.ledger(schedule))[-1][3] == decision
+    end = await stores.inspect.end_of(made.task.id)
     assert (end.state if end else "scheduled") == state
     if state == "cancelled":
         assert settled.cancelled_in == {made.partition}
-        assert (made.partition, made.task.id) in await lab.inspect.wakes()
+        assert (made.partition, made.task.id) in await stores.inspect.wakes()

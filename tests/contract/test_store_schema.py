@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.store_lab import Lab, finish
+from contract.store_set import StoreSet, finish
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from support.ids import time_of
@@ -55,45 +55,45 @@ async def test_python_and_sql_read_the_time_of_an_id_alike(connection: asyncpg.C
 
 @pytest.mark.parametrize("table", ["executions", "audit"])
 async def test_what_was_recorded_stays(
-    real_lab: Lab, connection: asyncpg.Connection, table: str
+    real_stores: StoreSet, connection: asyncpg.Connection, table: str
 ) -> None:
-    ownership, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(ownership, tenant)
-    await real_lab.engine.finish(ownership, [finish(task)])
-    other = await real_lab.create(tenant)
-    assert await real_lab.changes.purge(tenant, other.id, "tester", lambda _rev: None)
+    ownership, tenant = await real_stores.join(), await real_stores.tenant()
+    task = await real_stores.running(ownership, tenant)
+    await real_stores.engine.finish(ownership, [finish(task)])
+    other = await real_stores.create(tenant)
+    assert await real_stores.changes.purge(tenant, other.id, "tester", lambda _rev: None)
     for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 0"):
         with pytest.raises(asyncpg.RaiseError, match="append-only"):
             await connection.execute(statement)
 
 
-async def test_a_purge_may_delete_executions(real_lab: Lab) -> None:
-    ownership, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(ownership, tenant)
-    await real_lab.engine.finish(ownership, [finish(task)])
-    assert await real_lab.changes.purge(tenant, task.id, "tester", lambda _rev: None)
-    assert await real_lab.inspect.tries_of(task.id) == []
-    assert await real_lab.inspect.end_of(task.id) is None
+async def test_a_purge_may_delete_executions(real_stores: StoreSet) -> None:
+    ownership, tenant = await real_stores.join(), await real_stores.tenant()
+    task = await real_stores.running(ownership, tenant)
+    await real_stores.engine.finish(ownership, [finish(task)])
+    assert await real_stores.changes.purge(tenant, task.id, "tester", lambda _rev: None)
+    assert await real_stores.inspect.executions_of(task.id) == []
+    assert await real_stores.inspect.end_of(task.id) is None
 
 
 @pytest.mark.parametrize("table", ["task_history", "executions"])
 async def test_history_of_any_day_has_a_place(
-    real_lab: Lab, connection: asyncpg.Connection, table: str
+    real_stores: StoreSet, connection: asyncpg.Connection, table: str
 ) -> None:
-    ownership, tenant = await real_lab.join(), await real_lab.tenant()
-    task = await real_lab.running(ownership, tenant)
+    ownership, tenant = await real_stores.join(), await real_stores.tenant()
+    task = await real_stores.running(ownership, tenant)
     done = finish(task)
     far = done.report._replace(finished=time.time() + 400 * 86400.0)
-    assert await real_lab.engine.finish(ownership, [done._replace(report=far)]) == {task.id}
+    assert await real_stores.engine.finish(ownership, [done._replace(report=far)]) == {task.id}
     place = await connection.fetchval(f"SELECT tableoid::regclass::text FROM {table}")
     assert place == f"{table}_default"
 
 
 @pytest.mark.parametrize("table", ["partitions", "nodes"])
 async def test_an_epoch_only_rises(
-    real_lab: Lab, connection: asyncpg.Connection, table: str
+    real_stores: StoreSet, connection: asyncpg.Connection, table: str
 ) -> None:
-    await real_lab.join()
+    await real_stores.join()
     with pytest.raises(asyncpg.RaiseError, match="may only rise"):
         await connection.execute(f"UPDATE {table} SET epoch = epoch - 1")
 
@@ -109,9 +109,9 @@ async def test_an_epoch_only_rises(
     ],
 )
 async def test_a_task_that_makes_no_sense_is_refused(
-    real_lab: Lab, connection: asyncpg.Connection, change: str, constraint: str
+    real_stores: StoreSet, connection: asyncpg.Connection, change: str, constraint: str
 ) -> None:
-    await real_lab.create(await real_lab.tenant())
+    await real_stores.create(await real_stores.tenant())
     with pytest.raises(asyncpg.CheckViolationError) as refusal:
         await connection.execute(f"UPDATE tasks SET {change}")
     assert refusal.value.constraint_name == constraint

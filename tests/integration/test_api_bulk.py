@@ -1,87 +1,76 @@
 """Cancelling many tasks at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 
-from mainspring.config import Config
 from mainspring.store.lists.paths import TaskFilter
 from mainspring.workflows import bulk_cancel as bulk
 from mainspring.workflows.advancing import new_steps
-from support.api import Office, opened_office
-from support.letters import INJECTIONS, Undertaker
+from support.finished_tasks import INJECTIONS, TaskFinisher
+from support.in_process_api import InProcessApi
 
 URL = "/v1/tasks/cancel"
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 
 
-@pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def tasks(office: Office) -> Undertaker:
-    return Undertaker(office)
-
-
-async def cancel(office: Office, query: str = "", **where: object) -> tuple[int, int]:
-    answer = await office.admin.post(URL + query, {"filter": where})
+async def cancel(api: InProcessApi, query: str = "", **where: object) -> tuple[int, int]:
+    answer = await api.admin.post(URL + query, {"filter": where})
     assert answer.status == 200, answer.body
     told: dict[str, int] = answer.json()
     assert sorted(told) == ["cancel_requested", "cancelled"]
     return told["cancelled"], told["cancel_requested"]
 
 
-async def state_of(office: Office, task: dict[str, Any]) -> tuple[str, bool]:
-    read = (await office.admin.get(f"/v1/tasks/{task['id']}")).json()
+async def state_of(api: InProcessApi, task: dict[str, Any]) -> tuple[str, bool]:
+    read = (await api.admin.get(f"/v1/tasks/{task['id']}")).json()
     return read["state"], read["cancel_requested"]
 
 
-async def test_what_waits_ends_and_what_runs_is_asked(office: Office, tasks: Undertaker) -> None:
+async def test_what_waits_ends_and_what_runs_is_asked(
+    api: InProcessApi, tasks: TaskFinisher
+) -> None:
     waiting, paused, running, done = [await tasks.make(name=f"n{n}") for n in range(4)]
-    await office.admin.post(f"/v1/tasks/{paused['id']}/pause")
+    await api.admin.post(f"/v1/tasks/{paused['id']}/pause")
     await tasks.start(running["id"])
     await tasks.end(done["id"])
-    await office.database.fetch("DELETE FROM wakes")
-    assert await cancel(office, "?dry_run=true") == (2, 1)
-    in_the_body = await office.admin.post(URL, {"filter": {}, "dry_run": True})
+    await api.database.fetch("DELETE FROM wakes")
+    assert await cancel(api, "?dry_run=true") == (2, 1)
+    in_the_body = await api.admin.post(URL, {"filter": {}, "dry_run": True})
     assert in_the_body.json() == {"cancelled": 2, "cancel_requested": 1}
     assert await tasks.count() == 3
-    assert await cancel(office) == (2, 1)
-    assert await state_of(office, waiting) == ("cancelled", False)
-    assert await state_of(office, paused) == ("cancelled", False)
-    assert await state_of(office, running) == ("running", True)
-    assert await state_of(office, done) == ("completed", False)
-    woken = await office.database.fetch("SELECT task_id FROM wakes")
+    assert await cancel(api) == (2, 1)
+    assert await state_of(api, waiting) == ("cancelled", False)
+    assert await state_of(api, paused) == ("cancelled", False)
+    assert await state_of(api, running) == ("running", True)
+    assert await state_of(api, done) == ("completed", False)
+    woken = await api.database.fetch("SELECT task_id FROM wakes")
     assert {str(row["task_id"]) for row in woken} == {t["id"] for t in (waiting, paused, running)}
-    assert await cancel(office) == (0, 0), "calling twice is harmless"
-    entries = (await office.admin.get("/v1/audit?action=tasks.cancelled")).json()["items"]
+    assert await cancel(api) == (0, 0), "calling twice is harmless"
+    entries = (await api.admin.get("/v1/audit?action=tasks.cancelled")).json()["items"]
     assert [entry["detail"] for entry in entries] == [{"cancelled": 2, "cancel_requested": 1}]
 
 
-async def test_only_those_of_a_schedule(office: Office, tasks: Undertaker) -> None:
+async def test_only_those_of_a_schedule(api: InProcessApi, tasks: TaskFinisher) -> None:
     schedules, made = [], []
     for name in ("one", "two"):
         wanted = {"name": name, "interval": 3600, "task": {"target": NOOP}}
-        answer = await office.admin.post("/v1/schedules", wanted)
+        answer = await api.admin.post("/v1/schedules", wanted)
         schedules.append(answer.json()["id"])
-        made.append((await office.admin.post(f"/v1/schedules/{schedules[-1]}/run")).json())
+        made.append((await api.admin.post(f"/v1/schedules/{schedules[-1]}/run")).json())
     alone = await tasks.make()
-    assert await cancel(office, schedule_id=schedules[0], queue="other") == (0, 0)
-    assert await cancel(office, "?dry_run=true", schedule_id=schedules[0]) == (1, 0)
-    assert await cancel(office, schedule_id=schedules[0]) == (1, 0)
-    states = [(await state_of(office, task))[0] for task in (*made, alone)]
+    assert await cancel(api, schedule_id=schedules[0], queue="other") == (0, 0)
+    assert await cancel(api, "?dry_run=true", schedule_id=schedules[0]) == (1, 0)
+    assert await cancel(api, schedule_id=schedules[0]) == (1, 0)
+    states = [(await state_of(api, task))[0] for task in (*made, alone)]
     assert states == ["cancelled", "scheduled", "scheduled"]
-    assert await cancel(office, workflow_run_id=schedules[1]) == (0, 0)
+    assert await cancel(api, workflow_run_id=schedules[1]) == (0, 0)
 
 
-async def test_only_what_matches(office: Office, tasks: Undertaker) -> None:
+async def test_only_what_matches(api: InProcessApi, tasks: TaskFinisher) -> None:
     for n in range(6):
         await tasks.make(
             name=f"n{n}", queue="q" if n % 2 else "default", labels={"n": str(n), "all": "1"},
@@ -100,36 +89,38 @@ async def test_only_what_matches(office: Office, tasks: Undertaker) -> None:
         ({"due_before": "2100-01-01T00:00:00Z"}, 6),
     ]
     for where, count in counts:
-        assert await cancel(office, "?dry_run=true", **where) == (count, 0), where
-    assert await cancel(office, queue="q") == (3, 0)
+        assert await cancel(api, "?dry_run=true", **where) == (count, 0), where
+    assert await cancel(api, queue="q") == (3, 0)
     assert await tasks.count() == 3
 
 
 async def test_many_are_cancelled_in_steps(
-    office: Office, tasks: Undertaker, monkeypatch: pytest.MonkeyPatch
+    api: InProcessApi, tasks: TaskFinisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "CHUNK", 7)
     batch = {"tasks": [{"target": {"type": "handler", "name": "x"}, "delay": 60}] * 40}
-    assert (await office.admin.post("/v1/tasks/batch", batch)).status == 201
-    assert await cancel(office, "?dry_run=true") == (40, 0)
-    answers = await asyncio.gather(*(cancel(office) for _ in range(3)))
+    assert (await api.admin.post("/v1/tasks/batch", batch)).status == 201
+    assert await cancel(api, "?dry_run=true") == (40, 0)
+    answers = await asyncio.gather(*(cancel(api) for _ in range(3)))
     assert sum(cancelled for cancelled, _ in answers) == 40
     assert await tasks.count("task_history") == 40
 
 
-async def test_the_scan_goes_on_where_nothing_matches(office: Office, tasks: Undertaker) -> None:
+async def test_the_scan_goes_on_where_nothing_matches(
+    api: InProcessApi, tasks: TaskFinisher
+) -> None:
     for n in range(9):
         await tasks.make(name="last" if n == 8 else "other")
-    narrow = bulk.BulkChanges(office.database, new_steps(Random(1)), scan=2)
+    narrow = bulk.BulkChanges(api.database, new_steps(Random(1)), scan=2)
     where = TaskFilter(name="last")
-    tenant = office.tenants["a"]
+    tenant = api.tenants["a"]
     assert (await narrow.count_cancellable(tenant, where)).ended == 1
     done = [step async for step in narrow.cancel(tenant, where, "me")]
     assert [step.ended for step in done] == [1]
 
 
 async def test_a_cancel_that_races_a_start_misses_nothing(
-    office: Office, tasks: Undertaker
+    api: InProcessApi, tasks: TaskFinisher
 ) -> None:
     """Whatever state a task is in when its row is held: it ends, or is asked to stop."""
     made = [await tasks.make() for _ in range(20)]
@@ -139,10 +130,10 @@ async def test_a_cancel_that_races_a_start_misses_nothing(
             await tasks.start(task["id"])
 
     starts = asyncio.gather(*(start(task) for task in made))
-    cancelled, asked = await cancel(office)
+    cancelled, asked = await cancel(api)
     await starts
     assert cancelled + asked == 20
-    rows = await office.database.fetch("SELECT cancel_requested FROM tasks")
+    rows = await api.database.fetch("SELECT cancel_requested FROM tasks")
     assert [row["cancel_requested"] for row in rows] == [True] * asked
 
 
@@ -166,41 +157,41 @@ async def test_a_cancel_that_races_a_start_misses_nothing(
     ],
 )
 async def test_a_filter_that_does_not_make_sense_cancels_nothing(
-    office: Office, tasks: Undertaker, body: object, status: int, pointer: str
+    api: InProcessApi, tasks: TaskFinisher, body: object, status: int, pointer: str
 ) -> None:
     await tasks.make()
-    answer = await office.admin.post(URL, body)
+    answer = await api.admin.post(URL, body)
     assert (answer.status, answer.pointers()) == (status, [pointer])
     assert await tasks.count() == 1
 
 
-async def test_tenants_and_scopes(office: Office, tasks: Undertaker) -> None:
+async def test_tenants_and_scopes(api: InProcessApi, tasks: TaskFinisher) -> None:
     await tasks.make(name="mine")
-    answer = await office.rival.post(URL, {"filter": {}})
+    answer = await api.other_tenant.post(URL, {"filter": {}})
     assert answer.json() == {"cancelled": 0, "cancel_requested": 0}
-    assert (await office.client("a:read").post(URL, {"filter": {}})).status == 403
+    assert (await api.client("a:read").post(URL, {"filter": {}})).status == 403
     assert await tasks.count() == 1
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-async def test_values_stay_values(office: Office, tasks: Undertaker, text: str) -> None:
+async def test_values_stay_values(api: InProcessApi, tasks: TaskFinisher, text: str) -> None:
     await tasks.make()
     for where in ({"name": text}, {"queue": text}, {"label": f"x:{text}"}, {"labels": {"x": text}}):
-        assert await cancel(office, **where) == (0, 0)
+        assert await cancel(api, **where) == (0, 0)
     for name in ("state", "due_after", "due_before"):
-        assert (await office.admin.post(URL, {"filter": {name: text}})).status == 422
+        assert (await api.admin.post(URL, {"filter": {name: text}})).status == 422
     assert await tasks.count() == 1
 
 
-async def test_the_same_key_gives_the_same_count(office: Office, tasks: Undertaker) -> None:
+async def test_the_same_key_gives_the_same_count(api: InProcessApi, tasks: TaskFinisher) -> None:
     await tasks.make()
     body: dict[str, object] = {"filter": {}}
-    first = await office.admin.post(URL, body, idempotency_key="k")
+    first = await api.admin.post(URL, body, idempotency_key="k")
     await tasks.make()
-    again = await office.admin.post(URL, body, idempotency_key="k")
+    again = await api.admin.post(URL, body, idempotency_key="k")
     assert first.json()["cancelled"] == again.json()["cancelled"] == 1
     assert await tasks.count() == 1
-    other = await office.admin.post(URL, {"filter": {"name": "x"}}, idempotency_key="k")
+    other = await api.admin.post(URL, {"filter": {"name": "x"}}, idempotency_key="k")
     assert other.status == 422
-    dry = await office.admin.post(URL + "?dry_run=true", body, idempotency_key="k")
+    dry = await api.admin.post(URL + "?dry_run=true", body, idempotency_key="k")
     assert (dry.status, dry.json()["cancelled"]) == (200, 1), "a dry run takes no key"

@@ -1,18 +1,15 @@
 """What fields may say together: the document and the server agree about every combination."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from mainspring.config import Config
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
-from support.api import Office, opened_office
 from support.identities import Authority
+from support.in_process_api import InProcessApi
 from support.routes import document
 
 DOCUMENT = document()
@@ -24,10 +21,8 @@ SOON, LATER = "2027-01-01T00:00:00Z", "2028-01-01T00:00:00Z"
 
 
 @pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield Office(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
 def fits(component: str, body: object) -> bool:
@@ -43,11 +38,11 @@ def bodies(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
         yield {name: value for name, value in pairs if value is not ABSENT}
 
 
-async def agree(office: Office, component: str, call: tuple[str, str], *tried: Any) -> None:
+async def agree(api: InProcessApi, component: str, call: tuple[str, str], *tried: Any) -> None:
     """Send each body, and compare the answers with what the document says of them."""
     taken = []
     for body in tried:
-        client = office.operator if "tenants" in call[1] else office.admin
+        client = api.operator if "tenants" in call[1] else api.admin
         answer = await client.call(*call, body)
         assert (answer.status < 300) == fits(component, body), (body, answer.body)
         assert answer.status < 300 or answer.status == 422, answer.body
@@ -55,23 +50,23 @@ async def agree(office: Office, component: str, call: tuple[str, str], *tried: A
     assert {True, False} == set(taken)
 
 
-async def test_times_of_a_task(office: Office) -> None:
+async def test_times_of_a_task(api: InProcessApi) -> None:
     times: dict[str, object] = {"run_at": SOON, "delay": 5}
     url = "/v1/tasks?dry_run=true"
-    await agree(office, "TaskIn", ("POST", url), *({**TASK, **body} for body in bodies(times)))
+    await agree(api, "TaskIn", ("POST", url), *({**TASK, **body} for body in bodies(times)))
 
 
-async def test_times_of_a_schedule(office: Office) -> None:
+async def test_times_of_a_schedule(api: InProcessApi) -> None:
     call = ("POST", "/v1/schedules?dry_run=true")
     named = [{"name": "s", "task": TASK, **body} for body in bodies(KINDS)]
-    await agree(office, "ScheduleIn", call, *named)
+    await agree(api, "ScheduleIn", call, *named)
     call = ("POST", "/v1/schedules/preview")
-    await agree(office, "PreviewIn", call, *bodies(KINDS))
+    await agree(api, "PreviewIn", call, *bodies(KINDS))
 
 
-async def test_what_a_schedule_makes(office: Office) -> None:
+async def test_what_a_schedule_makes(api: InProcessApi) -> None:
     step = {"id": "one", **TASK}
-    made = await office.admin.post("/v1/workflows", {"name": "nightly", "steps": [step]})
+    made = await api.admin.post("/v1/workflows", {"name": "nightly", "steps": [step]})
     assert made.status == 201
     things = list(bodies({"task": TASK, "workflow": "nightly"}))
     keyed: list[dict[str, object]] = [
@@ -80,29 +75,29 @@ async def test_what_a_schedule_makes(office: Office) -> None:
         for overlap in ("skip", "allow", "queue", "cancel_running")
     ]
     named = [{"name": "s", "cron": "@daily", **body} for body in (*things, *keyed)]
-    await agree(office, "ScheduleIn", ("POST", "/v1/schedules?dry_run=true"), *named)
+    await agree(api, "ScheduleIn", ("POST", "/v1/schedules?dry_run=true"), *named)
 
 
-async def test_times_in_a_patch_of_a_schedule(office: Office) -> None:
+async def test_times_in_a_patch_of_a_schedule(api: InProcessApi) -> None:
     body = {"name": "s", "cron": "@daily", "task": TASK}
-    made = (await office.admin.post("/v1/schedules", body)).json()
+    made = (await api.admin.post("/v1/schedules", body)).json()
     call = ("PATCH", f"/v1/schedules/{made['id']}?dry_run=true")
-    await agree(office, "SchedulePatch", call, *bodies(KINDS))
+    await agree(api, "SchedulePatch", call, *bodies(KINDS))
 
 
-async def test_ends_of_a_key(office: Office) -> None:
+async def test_ends_of_a_key(api: InProcessApi) -> None:
     ends: dict[str, object] = {"expires_at": LATER, "expires_in": 60}
     tried = [{"scopes": ["read"], **body} for body in bodies(ends)]
-    await agree(office, "KeyIn", ("POST", "/v1/keys"), *tried)
+    await agree(api, "KeyIn", ("POST", "/v1/keys"), *tried)
 
 
-async def test_an_identity_has_both_parts(office: Office) -> None:
+async def test_an_identity_has_both_parts(api: InProcessApi) -> None:
     own = Authority().identity("tenant")
     parts = {"certificate": own.certificate.decode(), "key": own.key.decode()}
-    call = ("PUT", f"/v1/tenants/{office.tenants['a']}/egress")
-    await agree(office, "EgressIn", call, *bodies(parts))
+    call = ("PUT", f"/v1/tenants/{api.tenants['a']}/egress")
+    await agree(api, "EgressIn", call, *bodies(parts))
 
 
-async def test_only_unresolved_ones_are_replayed(office: Office) -> None:
+async def test_only_unresolved_ones_are_replayed(api: InProcessApi) -> None:
     tried = [{"filter": {"resolved": flag}} for flag in (True, False, None)]
-    await agree(office, "ReplayIn", ("POST", "/v1/dead-letters/replay"), *tried)
+    await agree(api, "ReplayIn", ("POST", "/v1/dead-letters/replay"), *tried)

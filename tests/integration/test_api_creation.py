@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from support.listening import NOOP, Api, listening_api
+from support.listening_api import NOOP, ListeningApi, listening_api
 
 FIELDS = [
     "id",
@@ -48,12 +48,12 @@ FIELDS = [
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[Api]:
+async def api(database_url: str) -> AsyncIterator[ListeningApi]:
     async with listening_api(database_url) as opened:
         yield opened
 
 
-async def test_what_was_created_reads_the_same(api: Api) -> None:
+async def test_what_was_created_reads_the_same(api: ListeningApi) -> None:
     body = {
         "target": {"type": "http", "url": "https://a.example/", "headers": {"X-A": "1"}},
         "name": "n",
@@ -79,14 +79,14 @@ async def test_what_was_created_reads_the_same(api: Api) -> None:
     assert read.json()["lateness"] == {}
 
 
-async def test_payload_bytes_survive(api: Api) -> None:
+async def test_payload_bytes_survive(api: ListeningApi) -> None:
     body = b'{"target":{"type":"handler","name":"x"},"payload":{"z":1E2,"a":"\\u0061"}}'
     created = await api.a.post("/v1/tasks", body)
     read = await api.a.get(created.headers["location"])
     assert b'"payload":{"z":1E2,"a":"\\u0061"}' in read.body
 
 
-async def test_the_owner_hears_of_near_tasks_only(api: Api) -> None:
+async def test_only_near_tasks_are_announced_to_the_owner(api: ListeningApi) -> None:
     near = await api.make(priority=9)
     await api.make(delay=86400)
     assert [(str(row.id), row.priority, row.rev) for row in api.node.rows] == [(near["id"], 9, 1)]
@@ -97,14 +97,14 @@ async def test_the_owner_hears_of_near_tasks_only(api: Api) -> None:
     assert await api.count("wakes") == 3 - 1  # no such node row: the first was woken as well
 
 
-async def test_concurrent_creates_share_statements(api: Api) -> None:
+async def test_concurrent_creates_share_statements(api: ListeningApi) -> None:
     answers = await asyncio.gather(*(api.make(name=str(n)) for n in range(300)))
     assert len({answer["id"] for answer in answers}) == 300
     assert await api.count() == 300
     assert api.tasks.statements < 30
 
 
-async def test_one_bad_row_does_not_fail_the_others(api: Api) -> None:
+async def test_one_bad_row_does_not_fail_the_others(api: ListeningApi) -> None:
     await api.database.fetch("ALTER TABLE tasks ADD CHECK (name <> 'bad')")
     names = [*map(str, range(20)), "bad"]
     answers = await asyncio.gather(
@@ -114,14 +114,14 @@ async def test_one_bad_row_does_not_fail_the_others(api: Api) -> None:
     assert await api.count() == 20
 
 
-async def test_an_answer_lost_after_the_commit_is_read_again(api: Api) -> None:
+async def test_an_answer_lost_after_the_commit_is_read_again(api: ListeningApi) -> None:
     api.tasks.lose_answer = True
     task = await api.make()
     assert [str(row.id) for row in api.node.rows] == [task["id"]]
     assert await api.count() == 1
 
 
-async def test_every_member_of_a_group_hears_what_became_of_it(api: Api) -> None:
+async def test_every_member_of_a_batch_gets_its_result(api: ListeningApi) -> None:
     api.tasks.lose_answer = True
     clients = [api.a, api.b] * 20
     answers = await asyncio.gather(*(c.post("/v1/tasks", {"target": NOOP}) for c in clients))
@@ -129,7 +129,7 @@ async def test_every_member_of_a_group_hears_what_became_of_it(api: Api) -> None
     assert len(api.node.rows) == await api.count() == 40
 
 
-async def test_an_insert_that_did_not_happen_is_not_acknowledged(api: Api) -> None:
+async def test_an_insert_that_did_not_happen_is_not_acknowledged(api: ListeningApi) -> None:
     api.tasks.lose_request = True
     answer = await api.a.post("/v1/tasks", {"target": NOOP})
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -137,7 +137,7 @@ async def test_an_insert_that_did_not_happen_is_not_acknowledged(api: Api) -> No
 
 
 @pytest.fixture
-async def generous(api: Api) -> Api:
+async def generous(api: ListeningApi) -> ListeningApi:
     """A node that is in the cluster and offers eager leases."""
     await api.database.fetch(
         "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", UUID(int=1)
@@ -146,8 +146,8 @@ async def generous(api: Api) -> Api:
     return api
 
 
-async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_as_waiting(
-    generous: Api,
+async def test_an_eager_lease_is_announced_and_other_tasks_as_waiting(
+    generous: ListeningApi,
 ) -> None:
     now = UUID((await generous.make())["id"])
     later = UUID((await generous.make(delay=20))["id"])
@@ -157,8 +157,8 @@ async def test_what_was_leased_with_its_creation_is_told_as_begun_and_the_rest_a
     assert [tuple(row) for row in states] == [(now, "running", 2), (later, "scheduled", 1)]
 
 
-async def test_after_a_lost_answer_the_node_looks_after_what_it_offered_itself(
-    generous: Api,
+async def test_after_a_lost_answer_the_node_recovers_its_own_offers(
+    generous: ListeningApi,
 ) -> None:
     generous.tasks.lose_answer = True
     task_id = UUID((await generous.make())["id"])
@@ -166,7 +166,9 @@ async def test_after_a_lost_answer_the_node_looks_after_what_it_offered_itself(
     assert generous.node.rows == [], "told of by two, it might be started twice"
 
 
-async def test_every_offer_is_ended_also_where_the_insert_is_refused(generous: Api) -> None:
+async def test_every_offer_is_ended_also_where_the_insert_is_refused(
+    generous: ListeningApi,
+) -> None:
     await generous.database.fetch("ALTER TABLE tasks ADD CHECK (name <> 'bad')")
     answer = await generous.a.post("/v1/tasks", {"target": NOOP, "name": "bad"})
     assert answer.status == 422
@@ -174,7 +176,7 @@ async def test_every_offer_is_ended_also_where_the_insert_is_refused(generous: A
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
-async def test_a_batch_is_all_or_nothing(api: Api, kind: str) -> None:
+async def test_a_batch_is_all_or_nothing(api: ListeningApi, kind: str) -> None:
     def body(*tasks: str) -> bytes:
         joined = ("\n" if "nd" in kind else ",").join(tasks)
         return (joined if "nd" in kind else f'{{"tasks":[{joined}]}}').encode()
@@ -189,13 +191,13 @@ async def test_a_batch_is_all_or_nothing(api: Api, kind: str) -> None:
     assert await api.count() == 1500
 
 
-async def test_a_dry_run_inserts_nothing(api: Api) -> None:
+async def test_a_dry_run_inserts_nothing(api: ListeningApi) -> None:
     answer = await api.a.post("/v1/tasks?dry_run=true", {"target": NOOP})
     assert (answer.status, answer.json()["state"]) == (200, "scheduled")
     assert await api.count() == 0
 
 
-async def test_a_hundred_creates_under_one_key_make_one_task(api: Api) -> None:
+async def test_a_hundred_creates_under_one_key_make_one_task(api: ListeningApi) -> None:
     body = {"target": NOOP}
     answers = await asyncio.gather(
         *(api.a.post("/v1/tasks", body, idempotency_key="k") for _ in range(100))
@@ -207,7 +209,7 @@ async def test_a_hundred_creates_under_one_key_make_one_task(api: Api) -> None:
     assert await api.count() == 1
 
 
-async def test_two_nodes_agree_on_who_was_first(api: Api) -> None:
+async def test_two_nodes_agree_on_who_was_first(api: ListeningApi) -> None:
     other = api.another_node()
     answers = await asyncio.gather(
         *(
@@ -221,7 +223,7 @@ async def test_two_nodes_agree_on_who_was_first(api: Api) -> None:
     assert await api.count() == 5
 
 
-async def test_the_database_remembers_the_key(api: Api) -> None:
+async def test_the_database_remembers_the_key(api: ListeningApi) -> None:
     """Another node, or this one later: the same body gets the same answer, also once it would be
     refused as new; another body is refused; another tenant is another matter."""
     body = {"target": NOOP, "expires_at": "2030-01-01T00:00:00Z"}
@@ -241,7 +243,7 @@ async def test_the_database_remembers_the_key(api: Api) -> None:
     assert await api.count() == 2
 
 
-async def test_a_failed_first_request_lets_the_next_one_try(api: Api) -> None:
+async def test_after_a_failed_first_request_the_next_one_runs(api: ListeningApi) -> None:
     bad = await api.a.post("/v1/tasks", {"target": NOOP, "priority": 99}, idempotency_key="k")
     assert bad.status == 422
     assert (await api.a.post("/v1/tasks", {"target": NOOP}, idempotency_key="k")).status == 201

@@ -6,7 +6,7 @@ soon as it exists.
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from uuid import uuid4
 
 import msgspec
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mainspring.config import Config
 from mainspring.wiring.api import paths_of
-from support.api import Office, opened_office
 from support.asgi import Answer, AsgiClient
+from support.in_process_api import InProcessApi
 
 CONFIG = Config(max_body=2**20, max_payload=2**16)
 REFUSALS = {400, 404, 409, 413, 415, 422}
@@ -27,17 +27,16 @@ Route = tuple[str, str, bytes]
 
 
 @pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, CONFIG) as opened:
-        yield opened
+def api_config() -> Config:
+    return CONFIG
 
 
-async def routes(office: Office) -> list[Route]:
+async def routes(api: InProcessApi) -> list[Route]:
     """Every operation that reads JSON, with an example of it."""
-    task = await office.admin.post("/v1/tasks", _TASK)
+    task = await api.admin.post("/v1/tasks", _TASK)
     assert task.status == 201
     found = []
-    for path, known in paths_of(office.deps).items():
+    for path, known in paths_of(api.deps).items():
         for method, operation in known.items():
             body = operation.doc.body if operation.doc else None
             if body is None:
@@ -49,14 +48,14 @@ async def routes(office: Office) -> list[Route]:
     return found
 
 
-def client_for(office: Office, path: str) -> AsgiClient:
+def client_for(api: InProcessApi, path: str) -> AsgiClient:
     operators = ("/v1/tenants", "/v1/cluster")
-    return office.operator if path.startswith(operators) else office.admin
+    return api.operator if path.startswith(operators) else api.admin
 
 
-async def send(office: Office, route: Route, body: bytes, **headers: str) -> Answer:
+async def send(api: InProcessApi, route: Route, body: bytes, **headers: str) -> Answer:
     method, path, _ = route
-    return await client_for(office, path).call(method, path, body, headers=headers)
+    return await client_for(api, path).call(method, path, body, headers=headers)
 
 
 def assert_refused(answer: Answer, what: object) -> None:
@@ -122,28 +121,26 @@ def corpus(example: bytes) -> Iterator[tuple[str, bytes]]:
     yield "compressed", gzip.compress(example)
 
 
-async def test_the_corpus(office: Office) -> None:
-    for route in await routes(office):
+async def test_the_corpus(api: InProcessApi) -> None:
+    for route in await routes(api):
         for what, body in corpus(route[2]):
-            assert_refused(await send(office, route, body), (route[:2], what))
+            assert_refused(await send(api, route, body), (route[:2], what))
 
 
-async def test_forms_that_are_not_read(office: Office) -> None:
-    for route in await routes(office):
+async def test_forms_that_are_not_read(api: InProcessApi) -> None:
+    for route in await routes(api):
         for kind in ("text/plain", "application/xml", "multipart/form-data", "x"):
-            answer = await send(office, route, route[2], content_type=kind)
+            answer = await send(api, route, route[2], content_type=kind)
             assert (answer.status, answer.json()["title"] != "") == (415, True), (route, kind)
-        answer = await send(
-            office, route, route[2], content_type="application/json; charset=utf-16"
-        )
+        answer = await send(api, route, route[2], content_type="application/json; charset=utf-16")
         assert answer.status == 415
-        answer = await send(office, route, gzip.compress(route[2]), content_encoding="gzip")
+        answer = await send(api, route, gzip.compress(route[2]), content_encoding="gzip")
         assert answer.status == 415
 
 
-async def test_a_body_that_ends_early_or_lies_about_its_length(office: Office) -> None:
-    for method, path, example in await routes(office):
-        client = client_for(office, path)
+async def test_a_body_that_ends_early_or_lies_about_its_length(api: InProcessApi) -> None:
+    for method, path, example in await routes(api):
+        client = client_for(api, path)
         answer = await client.call(method, path, chunks=[example[:3], b""])
         assert_refused(answer, (method, path))
         big = [b" " * 2**19] * 3
@@ -172,23 +169,23 @@ BAD_FIELDS = {
 
 
 @pytest.mark.parametrize("pointer", BAD_FIELDS)
-async def test_a_bad_field_is_pointed_at(office: Office, pointer: str) -> None:
+async def test_a_bad_field_is_pointed_at(api: InProcessApi, pointer: str) -> None:
     for value in BAD_FIELDS[pointer]:
         target = "" if pointer == "/target" else '"target":{"type":"handler","name":"x"},'
         body = f'{{{target}"{pointer[1:]}":{value}}}'
-        answer = await office.admin.post("/v1/tasks", body.encode())
+        answer = await api.admin.post("/v1/tasks", body.encode())
         assert_refused(answer, body[:200])
         if answer.status == 422:
             assert all(p.startswith(pointer) for p in answer.pointers()), (body, answer.body)
 
 
-async def test_payloads_are_kept_but_not_blindly(office: Office) -> None:
+async def test_payloads_are_kept_but_not_blindly(api: InProcessApi) -> None:
     """A payload is the caller's own, and kept to the byte: but it must mean the same to everybody
     who reads it."""
 
     async def created(payload: bytes) -> Answer:
         head = b'{"target":{"type":"handler","name":"x"},"payload":'
-        return await office.admin.post("/v1/tasks", head + payload + b"}")
+        return await api.admin.post("/v1/tasks", head + payload + b"}")
 
     for fine in (
         b"1e-999",
@@ -200,7 +197,7 @@ async def test_payloads_are_kept_but_not_blindly(office: Office) -> None:
     ):
         answer = await created(fine)
         assert answer.status == 201, (fine, answer.body)
-        read = await office.admin.get(answer.headers["location"])
+        read = await api.admin.get(answer.headers["location"])
         assert b'"payload":' + fine + b"," in read.body
     for bad in (b"NaN", b'"\xff"', b"[" * 65 + b"]" * 65, b"{", b'"\x00"', b'"\\ud800"'):
         assert_refused(await created(bad), bad)
@@ -221,9 +218,9 @@ async def test_payloads_are_kept_but_not_blindly(office: Office) -> None:
     assert (too_large.status, too_large.pointers()) == (413, ["/payload"])
 
 
-async def test_torn_and_twisted_bodies(office: Office) -> None:
+async def test_truncated_and_altered_bodies(api: InProcessApi) -> None:
     """Examples with some bytes changed: taken or refused, but always understood."""
-    known = await routes(office)
+    known = await routes(api)
     loop = asyncio.get_running_loop()
 
     @settings(
@@ -236,7 +233,7 @@ async def test_torn_and_twisted_bodies(office: Office) -> None:
     @given(route=st.sampled_from(known), data=st.data())
     def twist(route: Route, data: st.DataObject) -> None:
         body = data.draw(twisted(route[2]))
-        answer = asyncio.run_coroutine_threadsafe(send(office, route, body), loop).result(30)
+        answer = asyncio.run_coroutine_threadsafe(send(api, route, body), loop).result(30)
         assert answer.status < 500, (route[:2], body, answer.body)
         if answer.status >= 400:
             assert_refused(answer, (route[:2], body))

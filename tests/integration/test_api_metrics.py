@@ -1,13 +1,10 @@
 """The metrics in the form that a scraper asks for."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from mainspring.config import Config
-from support.api import Office, opened_office
+from support.in_process_api import InProcessApi
 
 PLAIN, OPEN = "text/plain", "application/openmetrics-text"
 PROMETHEUS = (
@@ -17,13 +14,7 @@ PROMETHEUS = (
 )
 
 
-@pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        yield opened
-
-
-async def test_metrics_come_in_the_form_that_is_asked_for(office: Office) -> None:
+async def test_metrics_come_in_the_form_that_is_asked_for(api: InProcessApi) -> None:
     for accept, form in (
         (None, PLAIN),
         ("*/*", PLAIN),
@@ -40,20 +31,20 @@ async def test_metrics_come_in_the_form_that_is_asked_for(office: Office) -> Non
         (PROMETHEUS, OPEN),
     ):
         headers = {} if accept is None else {"Accept": accept}
-        answer = await office.operator.get("/metrics", **headers)
+        answer = await api.operator.get("/metrics", **headers)
         assert answer.status == 200, accept
         assert answer.headers["content-type"].partition(";")[0] == form, accept
 
 
-async def test_plain_text_is_of_the_version_that_all_read(office: Office) -> None:
-    answer = await office.operator.get("/metrics", Accept="text/plain;version=0.0.4")
+async def test_plain_text_is_of_the_version_that_all_read(api: InProcessApi) -> None:
+    answer = await api.operator.get("/metrics", Accept="text/plain;version=0.0.4")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def test_both_forms_can_be_read_and_tell_the_same(office: Office) -> None:
-    await office.admin.get("/v1/tasks")
-    plain = await office.operator.get("/metrics")
-    open_ = await office.operator.get("/metrics", Accept=OPEN)
+async def test_both_forms_can_be_read_and_tell_the_same(api: InProcessApi) -> None:
+    await api.admin.get("/v1/tasks")
+    plain = await api.operator.get("/metrics")
+    open_ = await api.operator.get("/metrics", Accept=OPEN)
     assert plain.headers["content-type"].startswith("text/plain; version=")
     assert open_.headers["content-type"] == f"{OPEN}; version=1.0.0; charset=utf-8"
     assert open_.body.endswith(b"# EOF\n")
@@ -64,5 +55,5 @@ async def test_both_forms_can_be_read_and_tell_the_same(office: Office) -> None:
 
 
 @pytest.mark.parametrize("accept", ["application/json", f"{OPEN};q=0, {PLAIN};q=0.0"])
-async def test_other_forms_are_refused(office: Office, accept: str) -> None:
-    assert (await office.operator.get("/metrics", Accept=accept)).status == 406
+async def test_other_forms_are_refused(api: InProcessApi, accept: str) -> None:
+    assert (await api.operator.get("/metrics", Accept=accept)).status == 406

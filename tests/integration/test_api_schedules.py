@@ -23,18 +23,18 @@ from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.schedule.calendars import CalendarStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from support.api import Office, opened_office
 from support.asgi import Answer
+from support.in_process_api import InProcessApi, open_api
 
 URL = "/v1/schedules"
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}}
 
 
 @dataclass
-class Desk:
+class ScheduleApi:
     """The API of tenant a, and the owner of every partition."""
 
-    office: Office
+    api: InProcessApi
     schedules: ScheduleService
     ownership: Ownership
     names: int = field(default=0)
@@ -47,15 +47,15 @@ class Desk:
         return made
 
     async def post(self, path: str, body: object = b"") -> Answer:
-        return await self.office.admin.post(URL + path, body)
+        return await self.api.admin.post(URL + path, body)
 
     async def get(self, path: str) -> Any:
-        answer = await self.office.admin.get(URL + path)
+        answer = await self.api.admin.get(URL + path)
         assert answer.status == 200, answer.body
         return answer.json()
 
     async def patch(self, path: str, body: object, **headers: str) -> Answer:
-        return await self.office.admin.call("PATCH", URL + path, body, headers=headers)
+        return await self.api.admin.call("PATCH", URL + path, body, headers=headers)
 
     async def ledger(self, schedule: dict[str, Any]) -> list[tuple[str, int]]:
         """Decisions and how many occurrences they are about, oldest first."""
@@ -64,7 +64,7 @@ class Desk:
 
     async def outage(self, schedule: dict[str, Any], seconds: float) -> None:
         """Leave a schedule as an outage leaves it: nothing was decided for so long."""
-        await self.office.database.fetch(
+        await self.api.database.fetch(
             "UPDATE schedules SET decided_to = clock_timestamp() - $2 * interval '1 second',"
             " next_at = date_trunc('minute', clock_timestamp()) - $2 * interval '1 second',"
             " wake_at = clock_timestamp() - $2 * interval '1 second' WHERE id = $1",
@@ -77,7 +77,7 @@ class Desk:
         cron = f"{at.second} {at.minute} {at.hour} {at.day} {at.month} *"
         edited = await self.patch(f"/{schedule['id']}", {"cron": cron})
         assert edited.status == 200, edited.body
-        await self.office.database.fetch(
+        await self.api.database.fetch(
             "UPDATE schedules SET decided_to = $2::timestamptz - interval '1 second',"
             " next_at = $2, wake_at = $2 WHERE id = $1",
             UUID(schedule["id"]),
@@ -90,44 +90,44 @@ class Desk:
         return await self.schedules.fire(self.ownership, due)
 
     async def tasks(self, schedule: dict[str, Any]) -> list[dict[str, Any]]:
-        answer = await self.office.admin.get(f"/v1/tasks?schedule_id={schedule['id']}&limit=1000")
+        answer = await self.api.admin.get(f"/v1/tasks?schedule_id={schedule['id']}&limit=1000")
         found: list[dict[str, Any]] = answer.json()["items"]
         return found[::-1]
 
-    async def keep_house(self) -> None:
+    async def run_housekeeping(self) -> None:
         """A round of housekeeping, as one node of the cluster does it every minute."""
         state = NodeState(mock.Mock(), mock.Mock())
-        keeper = Housekeeper(state, HousekeepingStore(self.office.database))
-        await keeper.tidy()
-        await keeper.retire()
-        await keeper.leave()
+        housekeeper = Housekeeper(state, HousekeepingStore(self.api.database))
+        await housekeeper.tidy()
+        await housekeeper.retire()
+        await housekeeper.leave()
 
     async def finish(self, count: int | None = None) -> None:
         """Let the oldest unfinished tasks end."""
-        await self.office.database.fetch(
+        await self.api.database.fetch(
             "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks ORDER BY id LIMIT $1)", count
         )
 
 
 @pytest.fixture
-async def lease_service(database_url: str) -> AsyncIterator[Desk]:
+async def schedule_api(database_url: str) -> AsyncIterator[ScheduleApi]:
     timezones.use_pinned()
-    async with opened_office(database_url, Config()) as office:
+    async with open_api(database_url, Config()) as api:
         node = uuid4()
-        await office.database.fetch(
+        await api.database.fetch(
             "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", node
         )
-        now = await office.database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8")
+        now = await api.database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8")
         occurrence_writer = OccurrenceWriter(TaskIds(Random(5)), Random(5), near=30)
         ownership = Ownership(node, 1, frozenset(range(PARTITIONS)))
         assert now
-        yield Desk(office, ScheduleService(office.database, occurrence_writer), ownership)
+        yield ScheduleApi(api, ScheduleService(api.database, occurrence_writer), ownership)
 
 
 # --- what it says -------------------------------------------------------------------------------
 
 
-async def test_a_schedule_reads_as_it_was_written(lease_service: Desk) -> None:
+async def test_a_schedule_reads_as_it_was_written(schedule_api: ScheduleApi) -> None:
     fields = {
         "cron": "0 8 * * MON-FRI",
         "timezone": "Europe/Berlin",
@@ -138,21 +138,21 @@ async def test_a_schedule_reads_as_it_was_written(lease_service: Desk) -> None:
         "dst": {"gap": "skip", "repeat": "both"},
         "exclude": ["2026-12-25"],
     }
-    made = await lease_service.make(**fields)
+    made = await schedule_api.make(**fields)
     assert {name: made[name] for name in fields} == fields
     assert made["description"] == "At 08:00, Monday through Friday, Europe/Berlin time."
     assert made["state"] == "active"
     assert made["runs"] == 0
-    read = await lease_service.get(f"/{made['id']}")
+    read = await schedule_api.get(f"/{made['id']}")
     assert read == made
-    listed = await lease_service.get("?limit=1")
+    listed = await schedule_api.get("?limit=1")
     assert listed["items"] == [made]
-    upcoming = await lease_service.get(f"/{made['id']}/upcoming?n=3")
+    upcoming = await schedule_api.get(f"/{made['id']}/upcoming?n=3")
     assert upcoming["times"][0] == made["next_run_at"]
     assert len(upcoming["times"]) == 3
 
 
-async def test_durations_may_be_written_in_two_ways(lease_service: Desk) -> None:
+async def test_durations_may_be_written_in_two_ways(schedule_api: ScheduleApi) -> None:
     fields = {
         "interval": "PT1H",
         "jitter": "PT1M",
@@ -160,17 +160,15 @@ async def test_durations_may_be_written_in_two_ways(lease_service: Desk) -> None
         "misfire": {"policy": "all", "window": "P1D"},
         "task": {**NOOP, "timeout": "PT1M", "sla": "PT2M", "retry": {"initial": "PT3M"}},
     }
-    made = await lease_service.make(**fields)
+    made = await schedule_api.make(**fields)
     assert (made["interval"], made["jitter"], made["spread"]) == (3600, 60, 30)
     assert made["misfire"] == {"policy": "all", "window": 86400, "cap": 100}
     task = made["task"]
     assert (task["timeout"], task["sla"], task["retry"]["initial"]) == (60, 120, 180)
-    changed = await lease_service.office.admin.call(
-        "PATCH", f"{URL}/{made['id']}", {"jitter": "PT2M"}
-    )
+    changed = await schedule_api.api.admin.call("PATCH", f"{URL}/{made['id']}", {"jitter": "PT2M"})
     assert (changed.json()["jitter"], changed.json()["spread"]) == (120, 30)
     wrong = {"jitter": "P2D", "spread": "soon", "misfire": {"window": "P400D"}}
-    answer = await lease_service.post(
+    answer = await schedule_api.post(
         "", {"name": "bad", "cron": "* * * * *", "task": NOOP, **wrong}
     )
     assert answer.pointers() == ["/jitter", "/spread", "/misfire/window"]
@@ -204,13 +202,13 @@ async def test_durations_may_be_written_in_two_ways(lease_service: Desk) -> None
         ),
     ],
 )
-async def test_nonsense_is_a_422_that_says_where(
-    lease_service: Desk, fields: dict[str, Any], pointer: str
+async def test_nonsense_is_a_422_with_a_pointer(
+    schedule_api: ScheduleApi, fields: dict[str, Any], pointer: str
 ) -> None:
-    answer = await lease_service.post("", {"name": "bad", "task": NOOP, **fields})
+    answer = await schedule_api.post("", {"name": "bad", "task": NOOP, **fields})
     assert answer.status == 422, answer.body
     assert pointer in answer.pointers()
-    assert (await lease_service.get(""))["items"] == []
+    assert (await schedule_api.get(""))["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -236,55 +234,55 @@ async def test_nonsense_is_a_422_that_says_where(
     ],
 )  # fmt: skip
 async def test_a_wrong_shape_hides_no_wrong_value(
-    lease_service: Desk, fields: dict[str, Any], pointers: list[str]
+    schedule_api: ScheduleApi, fields: dict[str, Any], pointers: list[str]
 ) -> None:
-    answer = await lease_service.post("", {"name": "bad", "task": NOOP, **fields})
+    answer = await schedule_api.post("", {"name": "bad", "task": NOOP, **fields})
     assert (answer.status, answer.pointers()) == (422, pointers)
-    made = await lease_service.make(cron="0 0 * * *")
+    made = await schedule_api.make(cron="0 0 * * *")
     body = {"name": "bad", "task": NOOP, **fields}
-    answer = await lease_service.office.admin.call("PUT", f"{URL}/{made['id']}", body)
+    answer = await schedule_api.api.admin.call("PUT", f"{URL}/{made['id']}", body)
     assert (answer.status, answer.pointers()) == (422, pointers)
 
 
-async def test_what_is_known_to_be_wrong_is_told_without_the_database(
-    lease_service: Desk, monkeypatch: pytest.MonkeyPatch
+async def test_known_mistakes_are_reported_without_the_database(
+    schedule_api: ScheduleApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> NoReturn:
         raise StoreUnavailable("the database is away")
 
     monkeypatch.setattr(CalendarStore, "dates", away)
-    answer = await lease_service.post(
+    answer = await schedule_api.post(
         "", {"name": "s", "task": NOOP, "cron": "* * * * *", "jitter": []}
     )
     assert (answer.status, answer.pointers()) == (422, ["/jitter"])
 
 
-async def test_what_never_fires_is_refused_at_once(lease_service: Desk) -> None:
+async def test_what_never_fires_is_refused_at_once(schedule_api: ScheduleApi) -> None:
     body = {"name": "never", "cron": "0 0 31 2 *", "task": NOOP}
-    await lease_service.post("", body)  # the first request opens connections
+    await schedule_api.post("", body)  # the first request opens connections
     took = []
     for _ in range(5):
         began = perf_counter()
-        assert (await lease_service.post("", body)).status == 422
+        assert (await schedule_api.post("", body)).status == 422
         took.append(perf_counter() - began)
     assert min(took) < 0.01
 
 
-async def test_names_are_unique(lease_service: Desk) -> None:
-    await lease_service.make(name="one", interval=60)
-    taken = await lease_service.post("", {"name": "one", "interval": 60, "task": NOOP})
+async def test_names_are_unique(schedule_api: ScheduleApi) -> None:
+    await schedule_api.make(name="one", interval=60)
+    taken = await schedule_api.post("", {"name": "one", "interval": 60, "task": NOOP})
     assert taken.status == 409
-    other = await lease_service.make(name="two", interval=60)
-    assert (await lease_service.patch(f"/{other['id']}", {"name": "one"})).status == 409
+    other = await schedule_api.make(name="two", interval=60)
+    assert (await schedule_api.patch(f"/{other['id']}", {"name": "one"})).status == 409
 
 
-async def test_a_preview_shows_times_and_warnings(lease_service: Desk) -> None:
+async def test_a_preview_shows_times_and_warnings(schedule_api: ScheduleApi) -> None:
     body = {
         "cron": "30 2 * * *",
         "timezone": "Europe/Berlin",
         "start_at": "2037-03-28T00:00:00Z",
     }
-    shown = (await lease_service.post("/preview?n=3&after=2037-03-01T00:00:00Z", body)).json()
+    shown = (await schedule_api.post("/preview?n=3&after=2037-03-01T00:00:00Z", body)).json()
     assert shown["times"] == [
         "2037-03-28T01:30:00Z",
         "2037-03-29T01:00:00Z",
@@ -292,37 +290,37 @@ async def test_a_preview_shows_times_and_warnings(lease_service: Desk) -> None:
     ]
     assert any("does not exist" in warning for warning in shown["warnings"])
     assert shown["tzdata"] == timezones.version()
-    never = (await lease_service.post("/preview", {"cron": "0 0 31 2 *"})).json()
+    never = (await schedule_api.post("/preview", {"cron": "0 0 31 2 *"})).json()
     assert never["times"] == []
     assert "never fires" in never["warnings"][0]
 
 
-async def test_dry_runs_change_nothing_and_show_the_difference(lease_service: Desk) -> None:
-    unsaved = await lease_service.post("?dry_run=true", {"name": "x", "interval": 60, "task": NOOP})
+async def test_dry_runs_change_nothing_and_show_the_difference(schedule_api: ScheduleApi) -> None:
+    unsaved = await schedule_api.post("?dry_run=true", {"name": "x", "interval": 60, "task": NOOP})
     assert unsaved.status == 200
     assert len(unsaved.json()["fire_times"]["added"]) == 100
-    assert (await lease_service.get(""))["items"] == []
-    made = await lease_service.make(cron="0 * * * *")
-    answer = await lease_service.patch(f"/{made['id']}?dry_run=true", {"cron": "0,30 * * * *"})
+    assert (await schedule_api.get(""))["items"] == []
+    made = await schedule_api.make(cron="0 * * * *")
+    answer = await schedule_api.patch(f"/{made['id']}?dry_run=true", {"cron": "0,30 * * * *"})
     shown = answer.json()["fire_times"]
     assert shown["removed"] == []
     assert shown["kept"] == 50
     assert len(shown["added"]) == 50
-    assert (await lease_service.get(f"/{made['id']}"))["cron"] == "0 * * * *"
+    assert (await schedule_api.get(f"/{made['id']}"))["cron"] == "0 * * * *"
 
 
-async def test_edits_respect_if_match(lease_service: Desk) -> None:
-    made = await lease_service.make(interval=60)
+async def test_edits_respect_if_match(schedule_api: ScheduleApi) -> None:
+    made = await schedule_api.make(interval=60)
     path = f"/{made['id']}"
-    assert (await lease_service.patch(path, {"interval": 90}, if_match='"2"')).status == 412
-    edited = await lease_service.patch(path, {"interval": 90}, if_match='"1"')
+    assert (await schedule_api.patch(path, {"interval": 90}, if_match='"2"')).status == 412
+    edited = await schedule_api.patch(path, {"interval": 90}, if_match='"1"')
     assert edited.status == 200
     assert edited.headers["etag"] == '"2"'
     assert edited.json()["interval"] == 90
-    to_cron = (await lease_service.patch(path, {"cron": "@daily"})).json()
+    to_cron = (await schedule_api.patch(path, {"cron": "@daily"})).json()
     assert (to_cron["cron"], to_cron["interval"]) == ("@daily", None)
     body = {"name": "new", "rrule": "FREQ=DAILY", "task": NOOP}
-    put = await lease_service.office.admin.call("PUT", URL + path, body)
+    put = await schedule_api.api.admin.call("PUT", URL + path, body)
     assert (put.json()["rrule"], put.json()["cron"], put.json()["name"]) == (
         "FREQ=DAILY",
         None,
@@ -330,25 +328,25 @@ async def test_edits_respect_if_match(lease_service: Desk) -> None:
     )
 
 
-async def test_calendars_exclude_dates(lease_service: Desk) -> None:
+async def test_calendars_exclude_dates(schedule_api: ScheduleApi) -> None:
     today = datetime.now(UTC).date().isoformat()
-    office = lease_service.office.admin
-    made = await office.post("/v1/calendars", {"name": "h", "dates": [today]})
+    api = schedule_api.api.admin
+    made = await api.post("/v1/calendars", {"name": "h", "dates": [today]})
     assert made.status == 201
-    assert (await office.post("/v1/calendars", {"name": "h", "dates": []})).status == 409
-    schedule = await lease_service.make(cron="* * * * * *", calendars=["h"], timezone="UTC")
+    assert (await api.post("/v1/calendars", {"name": "h", "dates": []})).status == 409
+    schedule = await schedule_api.make(cron="* * * * * *", calendars=["h"], timezone="UTC")
     assert schedule["next_run_at"][:10] > today
-    await lease_service.outage(schedule, 10)
-    await lease_service.decide()
-    decisions = {decision for decision, _ in await lease_service.ledger(schedule)}
+    await schedule_api.outage(schedule, 10)
+    await schedule_api.decide()
+    decisions = {decision for decision, _ in await schedule_api.ledger(schedule)}
     assert decisions <= {"skipped_excluded", "skipped_misfire", "coalesced"}
     assert "skipped_excluded" in decisions
-    assert (await office.call("DELETE", "/v1/calendars/h")).status == 409
-    put = await office.call("PUT", "/v1/calendars/h", {"dates": ["2020-01-01"]})
+    assert (await api.call("DELETE", "/v1/calendars/h")).status == 409
+    put = await api.call("PUT", "/v1/calendars/h", {"dates": ["2020-01-01"]})
     assert put.json()["dates"] == ["2020-01-01"]
-    assert (await office.get("/v1/calendars")).json()["items"][0]["name"] == "h"
-    await office.call("DELETE", f"{URL}/{schedule['id']}")
-    assert (await office.call("DELETE", "/v1/calendars/h")).status == 204
+    assert (await api.get("/v1/calendars")).json()["items"][0]["name"] == "h"
+    await api.call("DELETE", f"{URL}/{schedule['id']}")
+    assert (await api.call("DELETE", "/v1/calendars/h")).status == 204
 
 
 # --- what it does -------------------------------------------------------------------------------
@@ -357,117 +355,119 @@ async def test_calendars_exclude_dates(lease_service: Desk) -> None:
 @pytest.mark.parametrize(
     ("policy", "fired"), [("skip", range(2)), ("latest", range(1, 2)), ("all", range(119, 122))]
 )
-async def test_two_hours_of_outage(lease_service: Desk, policy: str, fired: range) -> None:
-    schedule = await lease_service.make(
+async def test_two_hours_of_outage(schedule_api: ScheduleApi, policy: str, fired: range) -> None:
+    schedule = await schedule_api.make(
         cron="* * * * *",
         overlap="allow",
         misfire={"policy": policy, "window": 8000, "cap": 500},
     )
-    await lease_service.outage(schedule, 7200)
-    settled = await lease_service.decide()
-    assert len(settled.made) in fired
-    tasks = await lease_service.tasks(schedule)
+    await schedule_api.outage(schedule, 7200)
+    decided = await schedule_api.decide()
+    assert len(decided.made) in fired
+    tasks = await schedule_api.tasks(schedule)
     nominal = [task["nominal_at"] for task in tasks]
     assert nominal == sorted(set(nominal)), "in order, each once"
-    assert sum(count for _, count in await lease_service.ledger(schedule)) in range(119, 122)
-    assert (await lease_service.decide()).decided == 0, "all is decided"
-    read = await lease_service.get(f"/{schedule['id']}")
+    assert sum(count for _, count in await schedule_api.ledger(schedule)) in range(119, 122)
+    assert (await schedule_api.decide()).decided == 0, "all is decided"
+    read = await schedule_api.get(f"/{schedule['id']}")
     assert read["runs"] == len(tasks)
     assert read["last_run_at"] == (nominal[-1] if nominal else None)
 
 
-async def test_overlap_policies_with_a_slow_run(lease_service: Desk) -> None:
+async def test_overlap_policies_with_a_slow_run(schedule_api: ScheduleApi) -> None:
     policies = ("allow", "skip", "queue", "cancel_running")
     once = "0 0 1 1 *"
     made = {
-        policy: await lease_service.make(cron=once, overlap=policy, max_running=1)
+        policy: await schedule_api.make(cron=once, overlap=policy, max_running=1)
         for policy in policies
     }
     now = datetime.now(UTC).replace(microsecond=0)
     for seconds_ago in (30, 20, 10):
         for schedule in made.values():
-            await lease_service.come_due(schedule, now - timedelta(seconds=seconds_ago))
-        settled = await lease_service.decide()
-        assert settled.decided == 4
-    ledgers = {policy: await lease_service.ledger(schedule) for policy, schedule in made.items()}
+            await schedule_api.come_due(schedule, now - timedelta(seconds=seconds_ago))
+        decided = await schedule_api.decide()
+        assert decided.decided == 4
+    ledgers = {policy: await schedule_api.ledger(schedule) for policy, schedule in made.items()}
     assert [d for d, _ in ledgers["allow"]] == ["fired"] * 3
     assert [d for d, _ in ledgers["skip"]] == ["fired"] + ["skipped_overlap"] * 2
     assert [d for d, _ in ledgers["queue"]] == ["fired"] * 3
     assert [d for d, _ in ledgers["cancel_running"]] == ["fired"] * 3
-    states = [task["state"] for task in await lease_service.tasks(made["cancel_running"])]
+    states = [task["state"] for task in await schedule_api.tasks(made["cancel_running"])]
     assert states == ["cancelled", "cancelled", "scheduled"]
-    queued = await lease_service.tasks(made["queue"])
+    queued = await schedule_api.tasks(made["queue"])
     assert {task["concurrency"]["limit"] for task in queued} == {1}
 
 
-async def test_pausing_leaves_a_line_for_what_passed(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * * *", overlap="allow")
-    paused = await lease_service.post(f"/{schedule['id']}/pause")
+async def test_pausing_leaves_a_line_for_what_passed(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * * *", overlap="allow")
+    paused = await schedule_api.post(f"/{schedule['id']}/pause")
     assert paused.json()["state"] == "paused"
     assert paused.json()["next_run_at"] is None
-    assert (await lease_service.post(f"/{schedule['id']}/pause")).status == 200, "twice is harmless"
-    await lease_service.outage(schedule, 60)
-    assert (await lease_service.decide()).decided == 0
-    resumed = await lease_service.post(f"/{schedule['id']}/resume")
+    assert (await schedule_api.post(f"/{schedule['id']}/pause")).status == 200, "twice is harmless"
+    await schedule_api.outage(schedule, 60)
+    assert (await schedule_api.decide()).decided == 0
+    resumed = await schedule_api.post(f"/{schedule['id']}/resume")
     assert resumed.json()["state"] == "active"
     [count] = [
-        n for decision, n in await lease_service.ledger(schedule) if decision == "skipped_paused"
+        n for decision, n in await schedule_api.ledger(schedule) if decision == "skipped_paused"
     ]
     assert count in range(60, 70), "some more seconds may have passed"
 
 
-async def test_an_edit_settles_what_was_due_by_the_old_definition(lease_service: Desk) -> None:
-    schedule = await lease_service.make(
+async def test_an_edit_settles_what_was_due_by_the_old_definition(
+    schedule_api: ScheduleApi,
+) -> None:
+    schedule = await schedule_api.make(
         cron="* * * * *", overlap="allow", misfire={"policy": "all", "window": 8000, "cap": 500}
     )
-    await lease_service.outage(schedule, 600)
-    edited = await lease_service.patch(f"/{schedule['id']}", {"cron": "0 0 1 1 *"})
+    await schedule_api.outage(schedule, 600)
+    edited = await schedule_api.patch(f"/{schedule['id']}", {"cron": "0 0 1 1 *"})
     assert edited.status == 200
-    tasks = await lease_service.tasks(schedule)
+    tasks = await schedule_api.tasks(schedule)
     assert len(tasks) in range(9, 12), "what had come due is run"
     assert all(task["nominal_at"].endswith(":00Z") for task in tasks)
     assert edited.json()["next_run_at"].endswith("-01-01T00:00:00Z")
 
 
-async def test_a_deleted_schedule_fires_no_more(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * * *")
-    await lease_service.outage(schedule, 10)
-    due = await lease_service.schedules.due(range(PARTITIONS), until=4e9, limit=10)
-    gone = await lease_service.office.admin.call("DELETE", f"{URL}/{schedule['id']}")
+async def test_a_deleted_schedule_fires_no_more(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * * *")
+    await schedule_api.outage(schedule, 10)
+    due = await schedule_api.schedules.due(range(PARTITIONS), until=4e9, limit=10)
+    gone = await schedule_api.api.admin.call("DELETE", f"{URL}/{schedule['id']}")
     assert gone.status == 204
-    assert (await lease_service.schedules.fire(lease_service.ownership, due)).made == []
-    assert await lease_service.tasks(schedule) == []
+    assert (await schedule_api.schedules.fire(schedule_api.ownership, due)).made == []
+    assert await schedule_api.tasks(schedule) == []
 
 
-async def test_a_node_of_an_older_epoch_decides_nothing(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * * *")
-    await lease_service.outage(schedule, 10)
-    due = await lease_service.schedules.due(range(PARTITIONS), until=4e9, limit=10)
-    await lease_service.office.database.fetch("UPDATE nodes SET epoch = epoch + 1")
-    assert (await lease_service.schedules.fire(lease_service.ownership, due)).decided == 0
-    assert await lease_service.ledger(schedule) == []
+async def test_a_node_of_an_older_epoch_decides_nothing(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * * *")
+    await schedule_api.outage(schedule, 10)
+    due = await schedule_api.schedules.due(range(PARTITIONS), until=4e9, limit=10)
+    await schedule_api.api.database.fetch("UPDATE nodes SET epoch = epoch + 1")
+    assert (await schedule_api.schedules.fire(schedule_api.ownership, due)).decided == 0
+    assert await schedule_api.ledger(schedule) == []
 
 
-async def test_run_now_is_beside_the_timetable(lease_service: Desk) -> None:
-    schedule = await lease_service.make(
+async def test_run_now_is_beside_the_timetable(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(
         interval=3600, task={**NOOP, "payload": {"id": "{{schedule_id}}", "n": "{{occurrence}}"}}
     )
-    answer = await lease_service.post(f"/{schedule['id']}/run")
+    answer = await schedule_api.post(f"/{schedule['id']}/run")
     assert answer.status == 201
     task = answer.json()
     assert task["schedule_id"] == schedule["id"]
     assert task["payload"] == {"id": schedule["id"], "n": 1}
-    assert await lease_service.ledger(schedule) == []
-    assert (await lease_service.get(f"/{schedule['id']}"))["next_run_at"] == schedule["next_run_at"]
+    assert await schedule_api.ledger(schedule) == []
+    assert (await schedule_api.get(f"/{schedule['id']}"))["next_run_at"] == schedule["next_run_at"]
 
 
-async def test_a_backfill_makes_up_for_what_never_ran(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="0 0 * * *", exclude=["2026-03-03"])
+async def test_a_backfill_makes_up_for_what_never_ran(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="0 0 * * *", exclude=["2026-03-03"])
     body = {"from": "2026-03-01T00:00:00Z", "to": "2026-03-05T00:00:00Z", "max_running": 2}
-    answer = await lease_service.post(f"/{schedule['id']}/backfill", body)
+    answer = await schedule_api.post(f"/{schedule['id']}/backfill", body)
     assert answer.status == 201, answer.body
     assert answer.json()["count"] == 4
-    tasks = await lease_service.tasks(schedule)
+    tasks = await schedule_api.tasks(schedule)
     assert [task["nominal_at"][:10] for task in tasks] == [
         f"2026-03-0{day}" for day in (1, 2, 4, 5)
     ]
@@ -475,35 +475,35 @@ async def test_a_backfill_makes_up_for_what_never_ran(lease_service: Desk) -> No
     due = [task["due_at"] for task in tasks]
     assert due == sorted(set(due)), "in the order of their times"
     assert all(task["due_at"] >= task["created_at"] for task in tasks), "nothing is years late"
-    again = await lease_service.post(f"/{schedule['id']}/backfill", body)
+    again = await schedule_api.post(f"/{schedule['id']}/backfill", body)
     assert again.json()["count"] == 0, "what ran does not run again"
-    assert await lease_service.ledger(schedule) == [("backfilled", 1)] * 4
+    assert await schedule_api.ledger(schedule) == [("backfilled", 1)] * 4
     wrong = {"from": "2026-03-05T00:00:00Z", "to": "2026-03-01T00:00:00Z"}
-    assert (await lease_service.post(f"/{schedule['id']}/backfill", wrong)).pointers() == ["/to"]
+    assert (await schedule_api.post(f"/{schedule['id']}/backfill", wrong)).pointers() == ["/to"]
 
 
 @pytest.mark.parametrize("day", ["2019-03-0{}", "2026-03-0{}"])
-async def test_a_backfill_is_remembered_however_old(lease_service: Desk, day: str) -> None:
-    schedule = await lease_service.make(cron="0 0 * * *")
+async def test_a_backfill_is_remembered_however_old(schedule_api: ScheduleApi, day: str) -> None:
+    schedule = await schedule_api.make(cron="0 0 * * *")
     body = {"from": f"{day.format(1)}T00:00:00Z", "to": f"{day.format(3)}T00:00:00Z"}
     counts = []
     for _ in range(3):
         counts.append(
-            (await lease_service.post(f"/{schedule['id']}/backfill", body)).json()["count"]
+            (await schedule_api.post(f"/{schedule['id']}/backfill", body)).json()["count"]
         )
-        await lease_service.keep_house()
+        await schedule_api.run_housekeeping()
     assert counts == [3, 0, 0], "what was decided stays decided"
-    found = await lease_service.get(f"/{schedule['id']}/occurrences?limit=2&decision=backfilled")
-    rest = await lease_service.get(
+    found = await schedule_api.get(f"/{schedule['id']}/occurrences?limit=2&decision=backfilled")
+    rest = await schedule_api.get(
         f"/{schedule['id']}/occurrences?limit=2&decision=backfilled&cursor={found['next_cursor']}"
     )
     times = [line["nominal_at"][:10] for line in (*found["items"], *rest["items"])]
     assert times == [day.format(n) for n in (3, 2, 1)], "and is found, page by page"
 
 
-async def test_spread_shows_both_times(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="0 0 * * *", spread=600)
-    upcoming = await lease_service.get(f"/{schedule['id']}/upcoming?n=2")
+async def test_spread_shows_both_times(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="0 0 * * *", spread=600)
+    upcoming = await schedule_api.get(f"/{schedule['id']}/upcoming?n=2")
     nominal, due = (
         [datetime.fromisoformat(item[name]).timestamp() for item in upcoming["items"]]
         for name in ("nominal_at", "due_at")
@@ -513,96 +513,96 @@ async def test_spread_shows_both_times(lease_service: Desk) -> None:
     assert 0 < shares.pop() < 600
 
 
-async def test_a_new_tz_database_moves_the_future_only(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="0 12 * * *", timezone="Europe/Berlin")
-    await lease_service.office.database.fetch(
+async def test_a_new_tz_database_moves_the_future_only(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="0 12 * * *", timezone="Europe/Berlin")
+    await schedule_api.api.database.fetch(
         "UPDATE schedules SET tzdata = '1999a', next_at = next_at + interval '3 hours',"
         " wake_at = wake_at + interval '3 hours'"
     )
-    assert await lease_service.schedules.retime(range(PARTITIONS), limit=10) == 1
-    assert await lease_service.schedules.retime(range(PARTITIONS), limit=10) == 0
-    read = await lease_service.get(f"/{schedule['id']}")
+    assert await schedule_api.schedules.retime(range(PARTITIONS), limit=10) == 1
+    assert await schedule_api.schedules.retime(range(PARTITIONS), limit=10) == 0
+    read = await schedule_api.get(f"/{schedule['id']}")
     assert read["next_run_at"] == schedule["next_run_at"]
 
 
-async def test_a_new_tz_database_keeps_what_was_decided(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * *", overlap="allow")
-    await lease_service.outage(schedule, 180)
-    await lease_service.decide()
-    before = await lease_service.get(f"/{schedule['id']}/occurrences")
-    await lease_service.office.database.fetch("UPDATE schedules SET tzdata = '1999a'")
-    cluster = (await lease_service.office.operator.get("/v1/cluster")).json()
+async def test_a_new_tz_database_keeps_what_was_decided(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * *", overlap="allow")
+    await schedule_api.outage(schedule, 180)
+    await schedule_api.decide()
+    before = await schedule_api.get(f"/{schedule['id']}/occurrences")
+    await schedule_api.api.database.fetch("UPDATE schedules SET tzdata = '1999a'")
+    cluster = (await schedule_api.api.operator.get("/v1/cluster")).json()
     assert cluster["schedules"]["outdated"] == 1
-    assert await lease_service.schedules.retime(range(PARTITIONS), limit=10) == 1
-    assert await lease_service.get(f"/{schedule['id']}/occurrences") == before
-    assert (await lease_service.decide()).decided == 0, "nothing is due once more"
-    await lease_service.office.database.fetch(
+    assert await schedule_api.schedules.retime(range(PARTITIONS), limit=10) == 1
+    assert await schedule_api.get(f"/{schedule['id']}/occurrences") == before
+    assert (await schedule_api.decide()).decided == 0, "nothing is due once more"
+    await schedule_api.api.database.fetch(
         "UPDATE schedules SET tzdata = '1999a', state = 'ended', next_at = NULL, wake_at = NULL"
     )
-    cluster = (await lease_service.office.operator.get("/v1/cluster")).json()
+    cluster = (await schedule_api.api.operator.get("/v1/cluster")).json()
     assert cluster["schedules"]["outdated"] == 0, "what has ended need not be worked out again"
 
 
-async def test_whoever_decides_says_by_which_tz_database(lease_service: Desk) -> None:
+async def test_decisions_name_their_tz_database(schedule_api: ScheduleApi) -> None:
     """Beside a newer node an older one computes by its own: the newer one must find that."""
-    schedule = await lease_service.make(cron="* * * * *")
-    await lease_service.office.database.fetch("UPDATE schedules SET tzdata = '9999z'")
-    await lease_service.outage(schedule, 60)
-    assert (await lease_service.decide()).decided == 1
-    [row] = await lease_service.office.database.fetch("SELECT tzdata FROM schedules")
+    schedule = await schedule_api.make(cron="* * * * *")
+    await schedule_api.api.database.fetch("UPDATE schedules SET tzdata = '9999z'")
+    await schedule_api.outage(schedule, 60)
+    assert (await schedule_api.decide()).decided == 1
+    [row] = await schedule_api.api.database.fetch("SELECT tzdata FROM schedules")
     assert row["tzdata"] == timezones.version()
 
 
-async def test_what_stands_still_is_found(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * *")
-    assert await lease_service.schedules.overdue(10) == (0, None)
-    await lease_service.outage(schedule, 300)
-    count, since = await lease_service.schedules.overdue(10)
+async def test_overdue_schedules_are_found(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * *")
+    assert await schedule_api.schedules.overdue(10) == (0, None)
+    await schedule_api.outage(schedule, 300)
+    count, since = await schedule_api.schedules.overdue(10)
     assert count == 1
     assert since is not None
-    assert (await lease_service.get(f"/{schedule['id']}"))["overdue"] is True
-    punctual = await lease_service.make(interval=3600)
-    standing = (await lease_service.get("?overdue=true"))["items"]
+    assert (await schedule_api.get(f"/{schedule['id']}"))["overdue"] is True
+    punctual = await schedule_api.make(interval=3600)
+    standing = (await schedule_api.get("?overdue=true"))["items"]
     assert [item["id"] for item in standing] == [schedule["id"]]
-    assert len((await lease_service.get("?overdue=false"))["items"]) == 2
-    assert (await lease_service.office.admin.get(f"{URL}?overdue=maybe")).status == 422
-    cluster = (await lease_service.office.operator.get("/v1/cluster")).json()
+    assert len((await schedule_api.get("?overdue=false"))["items"]) == 2
+    assert (await schedule_api.api.admin.get(f"{URL}?overdue=maybe")).status == 422
+    cluster = (await schedule_api.api.operator.get("/v1/cluster")).json()
     assert cluster["tzdata"] == timezones.version()
     assert cluster["schedules"]["overdue"] == 1
     assert cluster["schedules"]["overdue_since"] is not None
     assert punctual["overdue"] is False
-    await lease_service.office.admin.post(f"{URL}/{schedule['id']}/pause")
-    await lease_service.outage(schedule, 300)
-    cluster = (await lease_service.office.operator.get("/v1/cluster")).json()
+    await schedule_api.api.admin.post(f"{URL}/{schedule['id']}/pause")
+    await schedule_api.outage(schedule, 300)
+    cluster = (await schedule_api.api.operator.get("/v1/cluster")).json()
     assert cluster["schedules"]["overdue"] == 0, "what is paused need not be on time"
 
 
-async def test_each_time_that_stands_still_is_told_of_once(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * *")
-    assert await lease_service.schedules.tell_overdue(10, limit=100) == []
-    await lease_service.outage(schedule, 300)
+async def test_each_overdue_time_is_reported_once(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * *")
+    assert await schedule_api.schedules.tell_overdue(10, limit=100) == []
+    await schedule_api.outage(schedule, 300)
     told = await asyncio.gather(
-        *(lease_service.schedules.tell_overdue(10, limit=100) for _ in range(4))
+        *(schedule_api.schedules.tell_overdue(10, limit=100) for _ in range(4))
     )
     assert sorted(told) == [[], [], [], [schedule["id"]]], "whichever node looks first"
-    [event] = await lease_service.office.database.fetch("SELECT tenant_id, kind, body FROM outbox")
+    [event] = await schedule_api.api.database.fetch("SELECT tenant_id, kind, body FROM outbox")
     assert (event["tenant_id"], event["kind"]) == (
-        lease_service.office.tenants["a"],
+        schedule_api.api.tenants["a"],
         "schedule.overdue",
     )
     assert event["body"]["schedule_id"] == schedule["id"]
     assert event["body"]["name"] == schedule["name"]
-    await lease_service.decide()
-    assert await lease_service.schedules.tell_overdue(10, limit=100) == []
-    await lease_service.outage(schedule, 200)
-    assert await lease_service.schedules.tell_overdue(10, limit=100) == [schedule["id"]]
+    await schedule_api.decide()
+    assert await schedule_api.schedules.tell_overdue(10, limit=100) == []
+    await schedule_api.outage(schedule, 200)
+    assert await schedule_api.schedules.tell_overdue(10, limit=100) == [schedule["id"]]
 
 
-async def test_a_receiver_that_is_gone_ends_the_schedule(lease_service: Desk) -> None:
-    schedule = await lease_service.make(cron="* * * * * *", overlap="allow", stop_on_410=True)
-    await lease_service.outage(schedule, 2)
-    [made] = (await lease_service.decide()).made
-    await lease_service.office.database.fetch(
+async def test_a_receiver_that_is_gone_ends_the_schedule(schedule_api: ScheduleApi) -> None:
+    schedule = await schedule_api.make(cron="* * * * * *", overlap="allow", stop_on_410=True)
+    await schedule_api.outage(schedule, 2)
+    [made] = (await schedule_api.decide()).made
+    await schedule_api.api.database.fetch(
         "INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence,"
         " attempt, status_code, outcome, worker)"
         " VALUES ($1, now(), now(), clock_timestamp(), $2, 1, 1, 410,"
@@ -610,6 +610,6 @@ async def test_a_receiver_that_is_gone_ends_the_schedule(lease_service: Desk) ->
         made.task.id,
         made.task.tenant_id,
     )
-    await lease_service.outage(schedule, 2)
-    assert (await lease_service.decide()).made == []
-    assert (await lease_service.get(f"/{schedule['id']}"))["state"] == "ended"
+    await schedule_api.outage(schedule, 2)
+    assert (await schedule_api.decide()).made == []
+    assert (await schedule_api.get(f"/{schedule['id']}"))["state"] == "ended"

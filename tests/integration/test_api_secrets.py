@@ -2,27 +2,21 @@
 
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from mainspring.config import Config
 from mainspring.execution.signing import SECRET_PATTERN, parse_secret
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
-from support.api import Office, opened_office
 from support.identities import Authority
+from support.in_process_api import InProcessApi
 
 HMAC = "whsec_" + b64encode(bytes(range(32))).decode()
 ED25519 = "whsk_" + b64encode(bytes(range(32))).decode()
 
 
 @pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield Office(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +24,12 @@ def authority() -> Authority:
     return Authority()
 
 
-async def test_a_secret_from_elsewhere_is_taken_over(office: Office) -> None:
+async def test_a_secret_from_elsewhere_is_taken_over(api: InProcessApi) -> None:
     for secret, kind in ((HMAC, "hmac"), (ED25519, "ed25519")):
-        made = await office.admin.post("/v1/secrets", {"secret": secret})
+        made = await api.admin.post("/v1/secrets", {"secret": secret})
         assert (made.status, made.json()["kind"], made.json()["secret"]) == (201, kind, secret)
         assert made.headers["cache-control"] == "no-store"
-        listed = await office.admin.get("/v1/secrets")
+        listed = await api.admin.get("/v1/secrets")
         assert secret.encode() not in listed.body
 
 
@@ -55,9 +49,9 @@ NONE = (
 )
 
 
-async def test_a_secret_that_is_none_is_refused(office: Office) -> None:
+async def test_a_secret_that_is_none_is_refused(api: InProcessApi) -> None:
     for secret in NONE:
-        answer = await office.admin.post("/v1/secrets", {"secret": secret})
+        answer = await api.admin.post("/v1/secrets", {"secret": secret})
         assert (answer.status, answer.pointers()) == (422, ["/secret"]), secret
         assert not secret or secret.encode() not in answer.body
 
@@ -81,23 +75,23 @@ def takes(text: str) -> bool:
     return True
 
 
-async def test_a_successor_is_of_the_same_kind(office: Office) -> None:
-    made = (await office.admin.post("/v1/secrets", {})).json()
+async def test_a_successor_is_of_the_same_kind(api: InProcessApi) -> None:
+    made = (await api.admin.post("/v1/secrets", {})).json()
     url = f"/v1/secrets/{made['id']}/rotate"
-    other = await office.admin.post(url, {"secret": ED25519})
+    other = await api.admin.post(url, {"secret": ED25519})
     assert (other.status, other.pointers()) == (422, ["/secret"])
-    assert (await office.admin.post(url, {"secret": HMAC})).status == 201
-    assert (await office.admin.post(url)).status == 409
+    assert (await api.admin.post(url, {"secret": HMAC})).status == 201
+    assert (await api.admin.post(url)).status == 409
 
 
 # --- egress --------------------------------------------------------------------------------------
 
 
-def egress(office: Office) -> str:
-    return f"/v1/tenants/{office.tenants['a']}/egress"
+def egress(api: InProcessApi) -> str:
+    return f"/v1/tenants/{api.tenants['a']}/egress"
 
 
-async def test_rules_are_replaced_whole(office: Office, authority: Authority) -> None:
+async def test_rules_are_replaced_whole(api: InProcessApi, authority: Authority) -> None:
     own = authority.identity("tenant")
     rules = {
         "allow": ["10.20.0.0/16"],
@@ -105,15 +99,17 @@ async def test_rules_are_replaced_whole(office: Office, authority: Authority) ->
         "ca": authority.pem.decode(),
         "certificate": own.certificate.decode(),
     }
-    put = await office.operator.call("PUT", egress(office), {**rules, "key": own.key.decode()})
+    put = await api.operator.call("PUT", egress(api), {**rules, "key": own.key.decode()})
     assert (put.status, put.json()) == (200, rules)
-    assert (await office.operator.get(egress(office))).json() == rules
+    assert (await api.operator.get(egress(api))).json() == rules
     nothing: dict[str, object] = {"allow": [], "deny": [], "ca": None, "certificate": None}
-    assert (await office.operator.call("PUT", egress(office), {})).json() == nothing
-    assert (await office.operator.get(egress(office))).json() == nothing
+    assert (await api.operator.call("PUT", egress(api), {})).json() == nothing
+    assert (await api.operator.get(egress(api))).json() == nothing
 
 
-async def test_what_a_sender_could_not_use_is_refused(office: Office, authority: Authority) -> None:
+async def test_what_a_sender_could_not_use_is_refused(
+    api: InProcessApi, authority: Authority
+) -> None:
     own, other = authority.identity("tenant"), authority.identity("other")
     certificate, key = own.certificate.decode(), own.key.decode()
     for body, pointers in (
@@ -127,12 +123,12 @@ async def test_what_a_sender_could_not_use_is_refused(office: Office, authority:
         ({"certificate": certificate, "key": other.key.decode()}, ["/key"]),
         ({"certificate": certificate, "key": "\0"}, ["/key"]),
     ):
-        answer = await office.operator.call("PUT", egress(office), body)
+        answer = await api.operator.call("PUT", egress(api), body)
         assert (answer.status, answer.pointers()) == (422, pointers), body
 
 
-async def test_a_tenant_that_is_not_there_has_no_rules(office: Office) -> None:
+async def test_a_tenant_that_is_not_there_has_no_rules(api: InProcessApi) -> None:
     for tenant in ("0", "999999", "2147483648", "-1", "x", "9" * 30):
         for method in ("GET", "PUT"):
-            answer = await office.operator.call(method, f"/v1/tenants/{tenant}/egress", {})
+            answer = await api.operator.call(method, f"/v1/tenants/{tenant}/egress", {})
             assert answer.status == 404, answer.body

@@ -12,16 +12,16 @@ from mainspring.errors import StoreUnavailable
 from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.tasks import TaskStore
 from support.asgi import Answer
-from support.listening import NOOP, Api, listening_api
+from support.listening_api import NOOP, ListeningApi, listening_api
 
 
 @pytest.fixture
-async def api(database_url: str) -> AsyncIterator[Api]:
+async def api(database_url: str) -> AsyncIterator[ListeningApi]:
     async with listening_api(database_url) as opened:
         yield opened
 
 
-async def test_keys_and_scopes(api: Api) -> None:
+async def test_keys_and_scopes(api: ListeningApi) -> None:
     nobody = await api.stranger.get("/v1/tasks")
     assert (nobody.status, nobody.headers["www-authenticate"][:6]) == (401, "Bearer")
     assert (await api.a.get("/v1/tasks", authorization="Basic YQ==")).status == 401
@@ -34,7 +34,7 @@ async def test_keys_and_scopes(api: Api) -> None:
     assert b"mainspring_http_requests_total" in metrics.body
 
 
-async def test_health_and_readiness(api: Api) -> None:
+async def test_health_and_readiness(api: ListeningApi) -> None:
     assert (await api.stranger.get("/healthz")).status == 200
     assert (await api.stranger.get("/readyz")).status == 200
     api.node.is_ready = False
@@ -42,14 +42,14 @@ async def test_health_and_readiness(api: Api) -> None:
     assert (await api.stranger.get("/healthz")).status == 200
 
 
-async def test_wrong_methods_and_routes(api: Api) -> None:
+async def test_wrong_methods_and_routes(api: ListeningApi) -> None:
     wrong = await api.a.call("PUT", "/v1/tasks")
     assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD, POST")
     assert (await api.a.get("/v1/nothing")).status == 404
     assert (await api.a.get("/v1/tasks/")).status == 404
 
 
-async def test_another_tenants_task_looks_like_none(api: Api) -> None:
+async def test_another_tenants_task_looks_like_none(api: ListeningApi) -> None:
     task = await api.make()
     for shown in (task["id"], str(uuid4())):
         for method, path in [
@@ -67,11 +67,11 @@ async def test_another_tenants_task_looks_like_none(api: Api) -> None:
     assert (await api.b.get("/v1/tasks")).json()["items"] == []
 
 
-async def verb(api: Api, task: dict[str, Any], name: str) -> Answer:
+async def verb(api: ListeningApi, task: dict[str, Any], name: str) -> Answer:
     return await api.a.post(f"/v1/tasks/{task['id']}/{name}")
 
 
-async def test_the_life_of_a_waiting_task(api: Api) -> None:
+async def test_the_life_of_a_waiting_task(api: ListeningApi) -> None:
     task = await api.make(delay=3600)
     for name, state in [
         ("pause", "paused"),
@@ -94,7 +94,7 @@ async def test_the_life_of_a_waiting_task(api: Api) -> None:
     assert await api.count() == 0
 
 
-async def test_a_running_task_is_asked_to_stop(api: Api) -> None:
+async def test_a_running_task_is_asked_to_stop(api: ListeningApi) -> None:
     api.node.owned = frozenset()
     task = await api.make()
     await api.start(task["id"])
@@ -112,7 +112,7 @@ async def test_a_running_task_is_asked_to_stop(api: Api) -> None:
     assert read["started_at"] == read["picked_at"] is not None
 
 
-async def test_editing(api: Api) -> None:
+async def test_editing(api: ListeningApi) -> None:
     task = await api.make(delay=3600, labels={"a": "b"}, name="old")
     url = f"/v1/tasks/{task['id']}"
     preview = await api.a.call("PATCH", url + "?dry_run=true", {"priority": 1, "delay": 60})
@@ -141,7 +141,7 @@ async def test_editing(api: Api) -> None:
     assert stale.status == 412
 
 
-async def test_editing_durations(api: Api) -> None:
+async def test_editing_durations(api: ListeningApi) -> None:
     url = f"/v1/tasks/{(await api.make(delay=3600))['id']}"
     body = {"timeout": "PT5M", "sla": "PT1H", "jitter": "PT1S", "retry": {"initial": "PT2S"}}
     changed = (await api.a.call("PATCH", url, body)).json()
@@ -152,7 +152,7 @@ async def test_editing_durations(api: Api) -> None:
     assert answer.pointers() == ["/timeout", "/sla", "/jitter", "/retry/max_delay"]
 
 
-async def test_editing_has_rules(api: Api) -> None:
+async def test_editing_has_rules(api: ListeningApi) -> None:
     task = await api.make(delay=3600)
     url = f"/v1/tasks/{task['id']}"
     bad = {"concurrency": {"key": "k"}, "target": {"type": "http", "url": "x"}, "delay": "soon"}
@@ -181,8 +181,8 @@ async def test_editing_has_rules(api: Api) -> None:
     assert (answer.status, "this one is cancelled" in answer.json()["detail"]) == (409, True)
 
 
-async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
-    api: Api, database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_bad_patch_is_refused_while_the_task_is_locked(
+    api: ListeningApi, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of a bad patch is looked at as a favour: that waits for nobody."""
     task = await api.make(delay=3600)
@@ -203,8 +203,8 @@ async def test_what_is_known_to_be_wrong_is_told_whoever_holds_the_task(
     assert (answer.status, answer.pointers()) == (422, ["/priority"])
 
 
-async def test_an_expiry_that_is_sent_alone_is_compared_with_the_due_time_there_is(
-    api: Api,
+async def test_an_expiry_alone_is_compared_with_the_present_due_time(
+    api: ListeningApi,
 ) -> None:
     """The jitter was drawn when the task was made: it is not feared again."""
     task = await api.make(delay=60, jitter=86400)
@@ -217,7 +217,7 @@ async def test_an_expiry_that_is_sent_alone_is_compared_with_the_due_time_there_
     assert refused.pointers() == ["/expires_at"]
 
 
-async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:
+async def test_deleting_leaves_nothing_but_the_audit(api: ListeningApi) -> None:
     for finished in (False, True):
         task = await api.make(delay=3600)
         if finished:
@@ -231,7 +231,7 @@ async def test_deleting_leaves_nothing_but_the_audit(api: Api) -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 async def test_no_change_of_a_revision_that_the_caller_did_not_see(
-    api: Api, finished: bool
+    api: ListeningApi, finished: bool
 ) -> None:
     for method, place in [
         ("PATCH", ""),
@@ -257,7 +257,7 @@ async def test_no_change_of_a_revision_that_the_caller_did_not_see(
                 assert answer.status == right, (method, place, tag)
 
 
-async def test_of_many_who_saw_the_same_revision_one_changes_it(api: Api) -> None:
+async def test_of_many_changes_to_the_same_revision_one_succeeds(api: ListeningApi) -> None:
     task = await api.make(delay=3600)
     url, seen = f"/v1/tasks/{task['id']}", {"if-match": '"1"'}
     answers = await asyncio.gather(
@@ -268,7 +268,7 @@ async def test_of_many_who_saw_the_same_revision_one_changes_it(api: Api) -> Non
     assert won in ([200], [204])
 
 
-async def test_executions(api: Api) -> None:
+async def test_executions(api: ListeningApi) -> None:
     task = await api.make()
     url = f"/v1/tasks/{task['id']}/executions"
     assert (await api.a.get(url)).json() == {"items": []}
@@ -292,20 +292,14 @@ async def test_executions(api: Api) -> None:
     assert (await api.a.get(url + "?outcome=odd")).status == 422
 
 
-async def test_listing(api: Api) -> None:
+async def test_listing(api: ListeningApi) -> None:
     tasks = [
         await api.make(name=f"n{n}", queue="q" if n % 2 else "default", labels={"n": str(n)})
         for n in range(7)
     ]
     await verb(api, tasks[0], "cancel")
-    seen, cursor = [], ""
-    while True:
-        page = (await api.a.get(f"/v1/tasks?limit=3{cursor}")).json()
-        seen += [item["name"] for item in page["items"]]
-        if page["next_cursor"] is None:
-            break
-        cursor = f"&cursor={page['next_cursor']}"
-    assert seen == [f"n{n}" for n in range(6, -1, -1)]
+    seen = await api.a.all_items("/v1/tasks?limit=3")
+    assert [item["name"] for item in seen] == [f"n{n}" for n in range(6, -1, -1)]
 
     async def names(query: str) -> list[str]:
         items = (await api.a.get(f"/v1/tasks?{query}")).json()["items"]
@@ -329,14 +323,14 @@ async def test_listing(api: Api) -> None:
     assert (await api.a.get("/v1/tasks?queue=%00")).status == 422
 
 
-async def test_a_lost_database_is_told_as_such(api: Api) -> None:
+async def test_a_lost_database_is_reported_as_unavailable(api: ListeningApi) -> None:
     task = await api.make()
     await api.database.close()
     answer = await api.a.get(f"/v1/tasks/{task['id']}")
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
-async def test_what_a_filter_matches_is_found_behind_many_others(api: Api) -> None:
+async def test_what_a_filter_matches_is_found_behind_many_others(api: ListeningApi) -> None:
     wanted = [await api.make(queue="wanted") for _ in range(2)]
     other = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": "PT1H"}
     for _ in range(3):

@@ -1,32 +1,26 @@
 """Definitions of workflows over the API and a real database: versions, errors, graphs."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import pytest
 
-from mainspring.config import Config
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
 from mainspring.store.workflow.workflows import WorkflowStore
-from mainspring.wiring.api import build_app
-from support.api import Office, opened_office
 from support.asgi import Answer
+from support.in_process_api import InProcessApi
 
 URL = "/v1/workflows"
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 
 
 @pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(bytes(32)))
-        yield Office(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(bytes(32))
 
 
 def step(name: str, *needs: str, **fields: Any) -> dict[str, Any]:
@@ -37,16 +31,16 @@ def workflow(*steps: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"name": "nightly", "steps": list(steps), **fields}
 
 
-async def put(office: Office, document: dict[str, Any], version: int | None = None) -> Answer:
+async def put(api: InProcessApi, document: dict[str, Any], version: int | None = None) -> Answer:
     headers = {} if version is None else {"If-Match": f'"{version}"'}
     body = {name: value for name, value in document.items() if name != "name"}
-    return await office.admin.call("PUT", f"{URL}/nightly", body, headers=headers)
+    return await api.admin.call("PUT", f"{URL}/nightly", body, headers=headers)
 
 
 # --- versions ----------------------------------------------------------------------------------
 
 
-async def test_a_workflow_is_kept_as_it_was_sent(office: Office) -> None:
+async def test_a_workflow_is_kept_as_it_was_sent(api: InProcessApi) -> None:
     document = workflow(
         step("extract", retry={"max_attempts": 2}, timeout=5, sla=9, priority=1, queue="night"),
         step(
@@ -71,11 +65,11 @@ async def test_a_workflow_is_kept_as_it_was_sent(office: Office) -> None:
         deadline="PT1H",
         input={"day": "today"},
     )
-    made = await office.admin.post(URL, document)
+    made = await api.admin.post(URL, document)
     assert made.status == 201, made.body
     assert made.headers["location"] == f"{URL}/nightly"
     assert made.headers["etag"] == '"1"'
-    shown = (await office.admin.get(f"{URL}/nightly")).json()
+    shown = (await api.admin.get(f"{URL}/nightly")).json()
     assert shown == made.json()
     assert (shown["name"], shown["version"], shown["on_failure"]) == ("nightly", 1, "fail_fast")
     assert (shown["deadline"], shown["input"]) == (3600, {"day": "today"})
@@ -95,14 +89,14 @@ async def test_a_workflow_is_kept_as_it_was_sent(office: Office) -> None:
     assert (sweep["cleanup"], sweep["when"]) == (True, "all_finished")
 
 
-async def test_secrets_of_steps_move_to_a_new_key(office: Office) -> None:
+async def test_secrets_of_steps_move_to_a_new_key(api: InProcessApi) -> None:
     target = {"type": "http", "url": "https://x.example/{{input.x}}", "auth": {"bearer": "s3cret"}}
     plain = {**target, "url": "https://x.example/\u00e9", "auth": {"bearer": "another"}}
-    made = await office.admin.post(URL, workflow(step("a", target=target), step("b", target=plain)))
+    made = await api.admin.post(URL, workflow(step("a", target=target), step("b", target=plain)))
     assert made.status == 201, made.body
     vault = Vault(bytes([1]) * 32, (bytes(32),))
-    assert await SecretStore(office.database, vault).renew() == (1, 0)
-    stored = await WorkflowStore(office.database).get(office.tenants["a"], "nightly")
+    assert await SecretStore(api.database, vault).renew() == (1, 0)
+    stored = await WorkflowStore(api.database).get(api.tenants["a"], "nightly")
     assert stored is not None
     heads = []
     for one in stored.definition.steps:
@@ -110,70 +104,72 @@ async def test_secrets_of_steps_move_to_a_new_key(office: Office) -> None:
         assert spec.target.secret is not None
         heads.append(Vault(bytes([1]) * 32).open_headers(spec.target.secret.sealed))
     assert [head["Authorization"] for head in heads] == ["Bearer s3cret", "Bearer another"]
-    assert await SecretStore(office.database, vault).renew() == (0, 0)
+    assert await SecretStore(api.database, vault).renew() == (0, 0)
 
 
-async def test_the_same_name_again_is_the_next_version(office: Office) -> None:
-    first = await office.admin.post(URL, workflow(step("a")))
-    second = await office.admin.post(URL, workflow(step("a"), step("b", "a")))
+async def test_the_same_name_again_is_the_next_version(api: InProcessApi) -> None:
+    first = await api.admin.post(URL, workflow(step("a")))
+    second = await api.admin.post(URL, workflow(step("a"), step("b", "a")))
     assert (first.json()["version"], second.json()["version"]) == (1, 2)
-    latest = (await office.admin.get(f"{URL}/nightly")).json()
+    latest = (await api.admin.get(f"{URL}/nightly")).json()
     assert [s["id"] for s in latest["steps"]] == ["a", "b"]
-    old = await office.admin.get(f"{URL}/nightly?version=1")
+    old = await api.admin.get(f"{URL}/nightly?version=1")
     assert old.json() == first.json()
     assert old.headers["etag"] == '"1"'
-    assert (await office.admin.get(f"{URL}/nightly?version=3")).status == 404
+    assert (await api.admin.get(f"{URL}/nightly?version=3")).status == 404
     for wrong in ("0", "-1", "x", "99999999999", "1.0"):
-        assert (await office.admin.get(f"{URL}/nightly?version={wrong}")).status == 422
-    page = (await office.admin.get(f"{URL}/nightly/versions?limit=1")).json()
+        assert (await api.admin.get(f"{URL}/nightly?version={wrong}")).status == 422
+    page = (await api.admin.get(f"{URL}/nightly/versions?limit=1")).json()
     assert [(v["version"], v["step_count"]) for v in page["items"]] == [(2, 2)]
-    rest = await office.admin.get(f"{URL}/nightly/versions?limit=1&cursor={page['next_cursor']}")
+    rest = await api.admin.get(f"{URL}/nightly/versions?limit=1&cursor={page['next_cursor']}")
     assert [(v["version"], v["step_count"]) for v in rest.json()["items"]] == [(1, 1)]
 
 
-async def test_writers_at_the_same_time_get_a_version_each(office: Office) -> None:
+async def test_writers_at_the_same_time_get_a_version_each(api: InProcessApi) -> None:
     answers = await asyncio.gather(
-        *(office.admin.post(URL, workflow(step(f"s{n}"))) for n in range(12))
+        *(api.admin.post(URL, workflow(step(f"s{n}"))) for n in range(12))
     )
     assert sorted(a.json()["version"] for a in answers) == list(range(1, 13))
     for answer in answers:
         version = answer.json()["version"]
-        kept = (await office.admin.get(f"{URL}/nightly?version={version}")).json()
+        kept = (await api.admin.get(f"{URL}/nightly?version={version}")).json()
         assert kept["steps"] == answer.json()["steps"]
 
 
-async def test_only_who_has_seen_the_latest_version_replaces_it(office: Office) -> None:
-    assert (await put(office, workflow(step("a")))).status == 404
-    await office.admin.post(URL, workflow(step("a")))
-    answers = await asyncio.gather(*(put(office, workflow(step(f"b{n}")), 1) for n in range(4)))
+async def test_only_the_latest_version_can_be_replaced(api: InProcessApi) -> None:
+    assert (await put(api, workflow(step("a")))).status == 404
+    await api.admin.post(URL, workflow(step("a")))
+    answers = await asyncio.gather(*(put(api, workflow(step(f"b{n}")), 1) for n in range(4)))
     assert sorted(a.status for a in answers) == [200, 412, 412, 412]
-    assert (await office.admin.get(f"{URL}/nightly")).json()["version"] == 2
+    assert (await api.admin.get(f"{URL}/nightly")).json()["version"] == 2
 
 
-async def test_a_dry_run_changes_nothing(office: Office) -> None:
-    tried = await office.admin.post(f"{URL}?dry_run=true", workflow(step("a")))
+async def test_a_dry_run_changes_nothing(api: InProcessApi) -> None:
+    tried = await api.admin.post(f"{URL}?dry_run=true", workflow(step("a")))
     assert (tried.status, tried.json()["version"]) == (200, 1)
-    assert (await office.admin.get(f"{URL}/nightly")).status == 404
-    await office.admin.post(URL, workflow(step("a")))
-    again = await office.admin.call("PUT", f"{URL}/nightly?dry_run=true", {"steps": [step("b")]})
+    assert (await api.admin.get(f"{URL}/nightly")).status == 404
+    await api.admin.post(URL, workflow(step("a")))
+    again = await api.admin.call("PUT", f"{URL}/nightly?dry_run=true", {"steps": [step("b")]})
     assert (again.status, again.json()["version"]) == (200, 2)
-    assert (await office.admin.get(f"{URL}/nightly")).json()["version"] == 1
-    wrong = await office.admin.post(f"{URL}?dry_run=true", workflow(step("a", "a")))
+    assert (await api.admin.get(f"{URL}/nightly")).json()["version"] == 1
+    wrong = await api.admin.post(f"{URL}?dry_run=true", workflow(step("a", "a")))
     assert wrong.status == 422
 
 
-async def test_an_archived_workflow_is_out_of_sight_and_keeps_its_numbers(office: Office) -> None:
-    await office.admin.post(URL, workflow(step("a")))
-    stale = await office.admin.call("DELETE", f"{URL}/nightly", headers={"If-Match": '"7"'})
+async def test_an_archived_workflow_is_hidden_and_keeps_its_versions(
+    api: InProcessApi,
+) -> None:
+    await api.admin.post(URL, workflow(step("a")))
+    stale = await api.admin.call("DELETE", f"{URL}/nightly", headers={"If-Match": '"7"'})
     assert stale.status == 412
-    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    assert (await api.admin.call("DELETE", f"{URL}/nightly")).status == 204
     for path in ("", "?version=1", "/versions", "/graph"):
-        assert (await office.admin.get(f"{URL}/nightly{path}")).status == 404
-    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 404
-    assert (await office.admin.get(URL)).json()["items"] == []
-    again = await office.admin.post(URL, workflow(step("b")))
+        assert (await api.admin.get(f"{URL}/nightly{path}")).status == 404
+    assert (await api.admin.call("DELETE", f"{URL}/nightly")).status == 404
+    assert (await api.admin.get(URL)).json()["items"] == []
+    again = await api.admin.post(URL, workflow(step("b")))
     assert again.json()["version"] == 2
-    audit = (await office.admin.get("/v1/audit")).json()["items"]
+    audit = (await api.admin.get("/v1/audit")).json()["items"]
     assert [line["action"] for line in audit if line["subject"] == "nightly"] == [
         "workflow.put",
         "workflow.archived",
@@ -181,28 +177,21 @@ async def test_an_archived_workflow_is_out_of_sight_and_keeps_its_numbers(office
     ]
 
 
-async def test_workflows_are_listed_by_name(office: Office) -> None:
+async def test_workflows_are_listed_by_name(api: InProcessApi) -> None:
     for name in ("b", "B", "a-1", "c"):
-        made = await office.admin.post(URL, {"name": name, "steps": [step("only")]})
+        made = await api.admin.post(URL, {"name": name, "steps": [step("only")]})
         assert made.status == 201
-    await office.rival.post(URL, {"name": "theirs", "steps": [step("only")]})
-    seen: list[str] = []
-    cursor = ""
-    while True:
-        page = (await office.admin.get(f"{URL}?limit=2{cursor}")).json()
-        seen += [item["name"] for item in page["items"]]
-        if page["next_cursor"] is None:
-            break
-        cursor = f"&cursor={page['next_cursor']}"
-    assert seen == ["B", "a-1", "b", "c"]
-    assert (await office.admin.get(f"{URL}?cursor=non%20sense")).status == 422
+    await api.other_tenant.post(URL, {"name": "theirs", "steps": [step("only")]})
+    seen = await api.admin.all_items(f"{URL}?limit=2")
+    assert [item["name"] for item in seen] == ["B", "a-1", "b", "c"]
+    assert (await api.admin.get(f"{URL}?cursor=non%20sense")).status == 422
 
 
 # --- what is wrong -----------------------------------------------------------------------------
 
 
-async def test_everything_that_is_wrong_is_told(office: Office) -> None:
-    answer = await office.admin.post(URL, workflow(step("a", "b"), step("b", "a"), step("b")))
+async def test_all_mistakes_are_reported(api: InProcessApi) -> None:
+    answer = await api.admin.post(URL, workflow(step("a", "b"), step("b", "a"), step("b")))
     assert answer.status == 422
     found = {error["pointer"]: error["detail"] for error in answer.json()["errors"]}
     assert found == {
@@ -211,30 +200,30 @@ async def test_everything_that_is_wrong_is_told(office: Office) -> None:
     }
 
 
-async def test_ten_thousand_steps_into_one_join(office: Office) -> None:
+async def test_ten_thousand_steps_into_one_join(api: InProcessApi) -> None:
     parents = [step(f"s{n}") for n in range(9_999)]
     join = step("join", *(s["id"] for s in parents), payload={"all": "{{steps.s77.result}}"})
     begun = perf_counter()
-    answer = await office.admin.post(URL, workflow(*parents, join))
+    answer = await api.admin.post(URL, workflow(*parents, join))
     took = perf_counter() - begun
     assert answer.status == 201, answer.body[:500]
     assert took < 5, took
-    shown = (await office.admin.get(f"{URL}/nightly/graph")).json()
+    shown = (await api.admin.get(f"{URL}/nightly/graph")).json()
     assert (len(shown["nodes"]), len(shown["edges"])) == (10_000, 9_999)
 
 
 # --- graphs ------------------------------------------------------------------------------------
 
 
-async def test_a_graph_in_three_forms(office: Office) -> None:
+async def test_a_graph_in_three_forms(api: InProcessApi) -> None:
     document = workflow(
         step("extract"),
         step("clean", "extract", foreach=[1, 2], **{"if": '"x" == "]"'}),
         step("end", "clean", when="any_failed"),
         step("sweep", cleanup=True),
     )
-    assert (await office.admin.post(URL, document)).status == 201
-    data = await office.admin.get(f"{URL}/nightly/graph")
+    assert (await api.admin.post(URL, document)).status == 201
+    data = await api.admin.get(f"{URL}/nightly/graph")
     assert data.json()["edges"] == [
         {"from": "extract", "to": "clean", "when": "all_succeeded"},
         {"from": "clean", "to": "end", "when": "any_failed"},
@@ -249,7 +238,7 @@ async def test_a_graph_in_three_forms(office: Office) -> None:
         "if": '"x" == "]"',
         "state": None,
     }
-    mermaid = await office.admin.get(f"{URL}/nightly/graph?format=mermaid")
+    mermaid = await api.admin.get(f"{URL}/nightly/graph?format=mermaid")
     assert mermaid.headers["content-type"] == "text/vnd.mermaid; charset=utf-8"
     assert mermaid.body.decode().splitlines()[:3] == [
         "flowchart TD",
@@ -258,60 +247,60 @@ async def test_a_graph_in_three_forms(office: Office) -> None:
     ]
     arrows = [line.strip() for line in mermaid.body.decode().splitlines() if "-->" in line]
     assert arrows == ["s0 --> s1", "s1 -->|any_failed| s2", "s2 -->|all_finished| s3"]
-    dot = await office.admin.get(f"{URL}/nightly/graph?format=dot&version=1")
+    dot = await api.admin.get(f"{URL}/nightly/graph?format=dot&version=1")
     assert dot.headers["content-type"] == "text/vnd.graphviz; charset=utf-8"
     assert '"clean" -> "end" [label="any_failed"];' in dot.body.decode()
-    assert (await office.admin.get(f"{URL}/nightly/graph?format=png")).status == 422
+    assert (await api.admin.get(f"{URL}/nightly/graph?format=png")).status == 422
 
 
 # --- schedules of them --------------------------------------------------------------------------
 
 
-async def test_a_schedule_of_a_workflow_that_is_not_there_is_refused(office: Office) -> None:
+async def test_a_schedule_of_a_workflow_that_is_not_there_is_refused(api: InProcessApi) -> None:
     """Also if another tenant has one of that name, or if it was taken out of use."""
-    assert (await office.rival.post(URL, workflow(step("only")))).status == 201
+    assert (await api.other_tenant.post(URL, workflow(step("only")))).status == 201
     nightly = {"name": "s", "cron": "0 2 * * *", "workflow": "nightly"}
     for path in ("/v1/schedules", "/v1/schedules?dry_run=true"):
-        assert _errors(await office.admin.post(path, nightly)) == [
+        assert _errors(await api.admin.post(path, nightly)) == [
             {"pointer": "/workflow", "detail": "there is no workflow 'nightly'"}
         ]
-    assert (await office.admin.get("/v1/schedules")).json()["items"] == []
-    assert (await office.admin.post(URL, workflow(step("only")))).status == 201
-    made = await office.admin.post("/v1/schedules", nightly)
+    assert (await api.admin.get("/v1/schedules")).json()["items"] == []
+    assert (await api.admin.post(URL, workflow(step("only")))).status == 201
+    made = await api.admin.post("/v1/schedules", nightly)
     assert made.status == 201, made.body
     one = f"/v1/schedules/{made.json()['id']}"
-    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    assert (await api.admin.call("DELETE", f"{URL}/nightly")).status == 204
     for path in (one, f"{one}?dry_run=true"):
         for method, body in (("PUT", nightly), ("PATCH", {"workflow": "nightly"})):
-            [error] = _errors(await office.admin.call(method, path, body))
+            [error] = _errors(await api.admin.call(method, path, body))
             assert error["pointer"] == "/workflow"
 
 
-async def test_a_schedule_outlives_its_workflow(office: Office) -> None:
+async def test_a_schedule_outlives_its_workflow(api: InProcessApi) -> None:
     """It can still be paused, changed and deleted; and goes on when there is one again."""
-    await office.admin.post(URL, workflow(step("only")))
-    made = await office.admin.post(
+    await api.admin.post(URL, workflow(step("only")))
+    made = await api.admin.post(
         "/v1/schedules", {"name": "s", "cron": "0 2 * * *", "workflow": "nightly"}
     )
     one = f"/v1/schedules/{made.json()['id']}"
-    assert (await office.admin.call("DELETE", f"{URL}/nightly")).status == 204
+    assert (await api.admin.call("DELETE", f"{URL}/nightly")).status == 204
     for change in ({"cron": "0 3 * * *"}, {"input": {"full": True}}):
-        changed = await office.admin.call("PATCH", one, change)
+        changed = await api.admin.call("PATCH", one, change)
         assert changed.status == 200, changed.body
-    assert (await office.admin.post(f"{one}/pause")).status == 200
-    assert (await office.admin.post(URL, workflow(step("only")))).status == 201
-    assert (await office.admin.call("PATCH", one, {"workflow": "nightly"})).status == 200
-    assert (await office.admin.call("DELETE", one)).status == 204
+    assert (await api.admin.post(f"{one}/pause")).status == 200
+    assert (await api.admin.post(URL, workflow(step("only")))).status == 201
+    assert (await api.admin.call("PATCH", one, {"workflow": "nightly"})).status == 200
+    assert (await api.admin.call("DELETE", one)).status == 204
 
 
-async def test_a_preview_warns_of_a_workflow_that_is_not_there(office: Office) -> None:
+async def test_a_preview_warns_of_a_workflow_that_is_not_there(api: InProcessApi) -> None:
     """Its times are what was asked for."""
     nightly = {"cron": "0 2 * * *", "workflow": "nightly"}
-    shown = (await office.admin.post("/v1/schedules/preview", nightly)).json()
+    shown = (await api.admin.post("/v1/schedules/preview", nightly)).json()
     assert len(shown["times"]) == 10
     assert shown["warnings"] == ["there is no workflow 'nightly': without one it is refused"]
-    await office.admin.post(URL, workflow(step("only")))
-    shown = (await office.admin.post("/v1/schedules/preview", nightly)).json()
+    await api.admin.post(URL, workflow(step("only")))
+    shown = (await api.admin.post("/v1/schedules/preview", nightly)).json()
     assert shown["warnings"] == []
 
 

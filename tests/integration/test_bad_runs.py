@@ -39,7 +39,7 @@ class _Runs:
         self.cancelled: list[int] = []
 
     async def begin(
-        self, _tenure: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
+        self, _ownership: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
     ) -> Moved:
         self.asked += 1
         if self.asked == 1:
@@ -48,7 +48,7 @@ class _Runs:
             raise asyncpg.CharacterNotInRepertoireError("invalid byte sequence")
         return Moved()
 
-    async def cancel(self, _tenure: Ownership, of: Execution, _now: float) -> Moved:
+    async def cancel(self, _ownership: Ownership, of: Execution, _now: float) -> Moved:
         self.cancelled.append(of.id.int)
         if of.id == task_id(2):
             raise asyncpg.DataError("invalid")

@@ -7,20 +7,22 @@ import pytest
 from mainspring.postgres.database import Database, DatabaseOptions
 from support.client import noop
 from support.waiting import eventually
-from support.workers import Shop, opened_shop, work
+from support.workers import LocalNode, open_local_node, work
 
 
 @pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url) as opened:
+async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
+    async with open_local_node(database_url) as opened:
         yield opened
 
 
 async def test_a_spec_that_cannot_be_read_fails_its_task_alone(
-    shop: Shop, database_url: str
+    local_node: LocalNode, database_url: str
 ) -> None:
     later = {"delay": 3600}
-    ids = await shop.client.batch([{**task, **later} for task in (noop(), noop(), work(), work())])
+    ids = await local_node.client.batch(
+        [{**task, **later} for task in (noop(), noop(), work(), work())]
+    )
     database = Database(DatabaseOptions(database_url, connections=1))
     await database.open()
     try:
@@ -33,9 +35,9 @@ async def test_a_spec_that_cannot_be_read_fails_its_task_alone(
             "INSERT INTO wakes (partition, tenant_id, task_id) "
             "SELECT partition, tenant_id, id FROM due"
         )
-        (task,) = await shop.worker().lease()
+        (task,) = await local_node.worker().lease()
         assert task["id"] == str(ids[3])
-        assert (await shop.until(str(ids[1]), "completed"))["attempts"] == 1
+        assert (await local_node.until(str(ids[1]), "completed"))["attempts"] == 1
 
         wanted = {(ids[n], "not_retryable", "bad-spec") for n in (0, 2)}
 
@@ -44,7 +46,7 @@ async def test_a_spec_that_cannot_be_read_fails_its_task_alone(
             return {tuple(row) for row in rows} == wanted
 
         await eventually(both, within=5, what="both are dead letters")
-        listed = (await shop.client.get("/v1/tasks")).json()["items"]
+        listed = (await local_node.client.get("/v1/tasks")).json()["items"]
         assert {task["id"] for task in listed} == {str(one) for one in ids}
     finally:
         await database.close()

@@ -22,7 +22,7 @@ from mainspring.postgres.migrate import available
 from mainspring.sdk.worker.heartbeat_thread import EXIT_BLOCKED
 from support.process import run
 from support.waiting import eventually
-from support.workers import opened_shop
+from support.workers import open_local_node
 
 pytestmark = pytest.mark.slow
 
@@ -66,18 +66,18 @@ async def test_restore_fence_raises_what_no_restore_may_repeat(database_url: str
 
 
 async def test_restore_fence_makes_running_nodes_join_anew(database_url: str) -> None:
-    async with opened_shop(database_url) as shop:
-        known = shop.server.node.ownership().node_id
+    async with open_local_node(database_url) as local_node:
+        known = local_node.server.node.ownership().node_id
         refused = await mainspring("restore-fence", DATABASE_URL=database_url)
         assert refused.returncode == 1
         assert "nodes are running: " in refused.stderr
         assert "--force" in refused.stderr
-        assert shop.server.node.ownership().node_id == known
+        assert local_node.server.node.ownership().node_id == known
         done = await mainspring("restore-fence", "--force", DATABASE_URL=database_url)
         assert "nodes declared dead: 1; " in done.stdout
 
         async def anew() -> bool:
-            ownership = shop.server.node.ownership()
+            ownership = local_node.server.node.ownership()
             return ownership.node_id != known and len(ownership.partitions) == 256
 
         await eventually(anew, within=10, what="the node has joined anew")
@@ -91,7 +91,7 @@ async def test_a_server_refuses_a_database_without_schema(empty_database: str) -
 
 
 @pytest.mark.parametrize("command", ["listen", "server"])
-async def test_a_taken_port_is_told_in_one_line(command: str, database_url: str) -> None:
+async def test_a_taken_port_is_reported_in_one_line(command: str, database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = await mainspring(command, "--port", str(port), DATABASE_URL=database_url)
@@ -136,7 +136,7 @@ async def test_a_database_that_does_not_let_us_in(pg_server: str) -> None:
             assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-async def test_all_problems_of_the_settings_are_told_together() -> None:
+async def test_all_problems_of_the_settings_are_reported_together() -> None:
     done = await mainspring(
         "server", MAINSPRING_LEASE="soon", MAINSPRING_PORT="99999", MAINSPRING_LOG_LEVEL="loud"
     )
@@ -170,6 +170,7 @@ def test_all_that_is_wrong_with_a_request_has_a_line(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.splitlines() == told
 
 
+@pytest.mark.alone
 async def test_the_doctor_finds_a_well_set_up_database_healthy(database_url: str) -> None:
     # The tests' server has small buffers: the one thing there is to find.
     findings = await doctor.examine(DatabaseOptions(database_url), pooler=False)
@@ -179,6 +180,7 @@ async def test_the_doctor_finds_a_well_set_up_database_healthy(database_url: str
     assert {"server", "schema", "fsync", "long transactions", "pooler"} <= looked_at
 
 
+@pytest.mark.alone
 async def test_the_doctor_sees_a_missing_schema_and_bad_settings(empty_database: str) -> None:
     await _execute(empty_database, "ALTER DATABASE cli_empty SET synchronous_commit = off")
     done = await mainspring("doctor", DATABASE_URL=empty_database)

@@ -173,7 +173,7 @@ def test_a_path_that_no_url_can_name_gets_another_socket(data: Path) -> None:
             assert ask(url, "SELECT 1") == 1
 
 
-def test_only_what_the_link_to_the_socket_was_made_for_is_removed(tmp_path: Path) -> None:
+def test_removing_the_socket_link_removes_no_other_directory(tmp_path: Path) -> None:
     """Whoever finds that name free in /tmp may make it anew, as a link to what is ours."""
     run, there, home = tmp_path / "run", tmp_path / "mainspring-x", tmp_path / "home"
     home.mkdir()
@@ -280,7 +280,7 @@ def test_a_start_can_be_given_up(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("file", "not a directory"), ("file/below", "used")])
-def test_a_directory_that_cannot_be_used_is_told_of(tmp_path: Path, name: str, reason: str) -> None:
+def test_an_unusable_directory_is_reported(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ServerError, match=reason):
         EmbeddedServer(tmp_path / name).start()

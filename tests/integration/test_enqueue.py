@@ -10,19 +10,19 @@ import asyncpg
 import pytest
 
 from mainspring.domain.urls import url_problem
-from support.workers import Shop, opened_shop
+from support.workers import LocalNode, open_local_node
 
 ENQUEUE = "SELECT mainspring.enqueue('work', '{\"n\": 1}')"
 
 
 @pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url) as opened:
+async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
+    async with open_local_node(database_url) as opened:
         yield opened
 
 
 @pytest.fixture
-async def app(database_url: str, shop: Shop) -> AsyncIterator[asyncpg.Connection]:
+async def app(database_url: str, local_node: LocalNode) -> AsyncIterator[asyncpg.Connection]:
     """A connection of an application that may enqueue for the tenant, and nothing else."""
     owner = await asyncpg.connect(database_url)
     role = f"app_{urlsplit(database_url).path[1:]}"
@@ -37,15 +37,15 @@ async def app(database_url: str, shop: Shop) -> AsyncIterator[asyncpg.Connection
 
 
 async def test_what_commits_runs_and_what_is_undone_never_was(
-    shop: Shop, app: asyncpg.Connection
+    local_node: LocalNode, app: asyncpg.Connection
 ) -> None:
-    worker = shop.worker()
+    worker = local_node.worker()
     transaction = app.transaction()
     await transaction.start()
     undone = await app.fetchval(ENQUEUE)
     assert await worker.lease(wait=0.5) == []
     await transaction.rollback()
-    assert (await shop.client.get(f"/v1/tasks/{undone}")).status == 404
+    assert (await local_node.client.get(f"/v1/tasks/{undone}")).status == 404
     asked = asyncio.create_task(worker.lease(wait=20))
     async with app.transaction():
         done: UUID = await app.fetchval(ENQUEUE)
@@ -55,36 +55,38 @@ async def test_what_commits_runs_and_what_is_undone_never_was(
     assert asyncio.get_running_loop().time() - began < 1.0
     assert (task["id"], task["payload"], task["target"]["name"]) == (str(done), {"n": 1}, "work")
     assert await worker.report(task, result="yes") == ["accepted"]
-    read = await shop.task(str(done))
+    read = await local_node.task(str(done))
     assert (read["state"], read["retry"]["max_attempts"]) == ("completed", 5)
 
 
-async def test_every_option_arrives(shop: Shop, app: asyncpg.Connection) -> None:
+async def test_every_option_arrives(local_node: LocalNode, app: asyncpg.Connection) -> None:
     made = await app.fetchval(
         """SELECT mainspring.enqueue(target => '{"type": "command", "argv": ["a", "b"]}',
             delay => '1 hour', queue => 'slow', priority => 9, name => 'nightly', timeout => 60,
             max_attempts => 2, labels => '{"team": "a"}', tags => '{gpu,ssd}',
             concurrency_key => 'k', concurrency_limit => 3)"""
     )
-    read = await shop.task(str(made))
+    read = await local_node.task(str(made))
     assert read["target"] == {"type": "command", "argv": ["a", "b"]}
     assert (read["queue"], read["priority"], read["name"]) == ("slow", 9, "nightly")
     assert (read["timeout"], read["retry"]["max_attempts"]) == (60, 2)
     assert read["labels"] == {"team": "a"}
     assert read["requires"]["tags"] == ["gpu", "ssd"]
     assert read["concurrency"] == {"key": "k", "limit": 3}
-    assert (await shop.client.post(f"/v1/tasks/{made}/run")).status == 200
-    assert await shop.worker("plain").lease(wait=0, commands=True, queues=["slow"]) == []
-    fit = shop.worker("fit")
+    assert (await local_node.client.post(f"/v1/tasks/{made}/run")).status == 200
+    assert await local_node.worker("plain").lease(wait=0, commands=True, queues=["slow"]) == []
+    fit = local_node.worker("fit")
     (task,) = await fit.lease(commands=True, queues=["slow"], tags=["gpu", "ssd"])
     assert task["id"] == str(made)
 
 
 async def test_what_comes_after_its_time_is_due_when_it_is_created(
-    shop: Shop, app: asyncpg.Connection
+    local_node: LocalNode, app: asyncpg.Connection
 ) -> None:
     late = "run_at => '2020-01-01T00:00:00Z', expires_at => now() + interval '1 hour'"
-    made = await shop.task(await app.fetchval(f"SELECT mainspring.enqueue('work', {late})::text"))
+    made = await local_node.task(
+        await app.fetchval(f"SELECT mainspring.enqueue('work', {late})::text")
+    )
     assert made["run_at"] == "2020-01-01T00:00:00Z"
     assert made["due_at"] == made["created_at"]
 
@@ -157,10 +159,10 @@ async def test_urls_are_judged_as_by_the_api(database_url: str) -> None:
     assert [row["url"] for row in taken] == [url for url in URLS if url_problem(url) is None]
 
 
-async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
-    shop: Shop, app: asyncpg.Connection, database_url: str
+async def test_a_role_enqueues_for_its_own_tenant_only(
+    local_node: LocalNode, app: asyncpg.Connection, database_url: str
 ) -> None:
-    await shop.server.keys.ensure_tenant("rival")
+    await local_node.server.keys.ensure_tenant("rival")
     denied = asyncpg.InsufficientPrivilegeError
     for statement in (
         "SELECT mainspring.enqueue('work', tenant => 'rival')",
@@ -176,10 +178,10 @@ async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
     # A table of the caller's own of the same name changes nothing.
     await app.execute("CREATE TEMP TABLE tasks (LIKE pg_class); SET search_path = pg_temp, public")
     made = await app.fetchval("SELECT mainspring.enqueue('work', tenant => 'workshop')")
-    assert (await shop.client.get(f"/v1/tasks/{made}")).status == 200
+    assert (await local_node.client.get(f"/v1/tasks/{made}")).status == 200
     owner = await asyncpg.connect(database_url)
     theirs = await owner.fetchval("SELECT mainspring.enqueue('work', tenant => 'rival')")
-    assert (await shop.client.get(f"/v1/tasks/{theirs}")).status == 404
+    assert (await local_node.client.get(f"/v1/tasks/{theirs}")).status == 404
     with pytest.raises(denied):
         await owner.fetchval("SELECT mainspring.enqueue('work', tenant => 'nobody')")
     await owner.close()
@@ -194,14 +196,14 @@ async def test_a_role_enqueues_for_its_own_tenant_and_touches_nothing_else(
     ],
 )
 async def test_what_is_not_nested_too_deeply_is_taken(
-    shop: Shop, app: asyncpg.Connection, payload: str
+    local_node: LocalNode, app: asyncpg.Connection, payload: str
 ) -> None:
     made = await app.fetchval("SELECT mainspring.enqueue('work', $1::jsonb)", payload)
-    assert (await shop.task(str(made)))["payload"] == json.loads(payload)
+    assert (await local_node.task(str(made)))["payload"] == json.loads(payload)
 
 
 async def test_what_others_create_beside_the_tables_is_not_called(
-    shop: Shop, app: asyncpg.Connection, database_url: str
+    local_node: LocalNode, app: asyncpg.Connection, database_url: str
 ) -> None:
     """The function acts for the owner of the tables: it must run nobody else's code."""
     owner = await asyncpg.connect(database_url)

@@ -1,7 +1,7 @@
-"""Answers to polls that do not arrive: the worker went away, or its connection did."""
+"""Poll answers that do not arrive: the worker went away, or its connection did."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,35 +10,29 @@ from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.workers.lease_service import LeaseRequest, LeaseService
 from support.waiting import eventually
-from support.workers import Shop, opened_shop
+from support.workers import LocalNode
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
 
 
-@pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url, worker_lease=1.0) as opened:
-        yield opened
-
-
-def desk_of(shop: Shop) -> LeaseService:
-    lease_service = shop.server.node._lease_service
+def lease_service_of(local_node: LocalNode) -> LeaseService:
+    lease_service = local_node.server.node._lease_service
     assert lease_service is not None
     return lease_service
 
 
-def _polls(shop: Shop, polls: int) -> Callable[[], Awaitable[bool]]:
+def _polls(local_node: LocalNode, polls: int) -> Callable[[], Awaitable[bool]]:
     async def there() -> bool:
-        return len(desk_of(shop)._waiting) == polls
+        return len(lease_service_of(local_node)._waiting) == polls
 
     return there
 
 
-async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+async def test_hanging_up_during_a_claim_loses_nothing(
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait of the poll is over, and its claim not yet: then the worker goes away."""
-    lease_service = desk_of(shop)
+    lease_service = lease_service_of(local_node)
     claim_for, began, over = lease_service._store.claim_for, asyncio.Event(), asyncio.Event()
 
     async def slowly(*arguments: Any, **more: Any) -> Any:
@@ -47,10 +41,10 @@ async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
         return await claim_for(*arguments, **more)
 
     monkeypatch.setattr(lease_service._store, "claim_for", slowly)
-    tenant = await shop.server.keys.ensure_tenant("workshop")
-    wish = LeaseRequest(WorkerSession(tenant, "gone", "1"), WORK, 1, 0.1)
-    there = await shop.create()
-    asked = asyncio.create_task(lease_service.lease(wish))
+    tenant = await local_node.server.keys.ensure_tenant("workshop")
+    request = LeaseRequest(WorkerSession(tenant, "gone", "1"), WORK, 1, 0.1)
+    there = await local_node.create()
+    asked = asyncio.create_task(lease_service.lease(request))
     await began.wait()
     (waiting,) = lease_service._waiting.values()
 
@@ -61,18 +55,18 @@ async def test_who_hangs_up_while_a_claim_is_on_its_way_loses_nothing(
     asked.cancel()
     await asyncio.wait([asked])
     over.set()
-    (task,) = await shop.worker("here").lease(wait=10)
+    (task,) = await local_node.worker("here").lease(wait=10)
     assert task["id"] == there
-    assert [t["outcome"] for t in await shop.tries(there)] == ["released"]
+    assert [t["outcome"] for t in await local_node.executions(there)] == ["released"]
 
 
-async def test_an_answer_and_a_hang_up_at_once_lose_nothing(shop: Shop) -> None:
-    lease_service = desk_of(shop)
-    tenant = await shop.server.keys.ensure_tenant("workshop")
+async def test_an_answer_and_a_hang_up_at_once_lose_nothing(local_node: LocalNode) -> None:
+    lease_service = lease_service_of(local_node)
+    tenant = await local_node.server.keys.ensure_tenant("workshop")
     asked = asyncio.create_task(
         lease_service.lease(LeaseRequest(WorkerSession(tenant, "gone", "1"), WORK, 1, 30))
     )
-    await eventually(_polls(shop, 1), within=5, what="it waits")
+    await eventually(_polls(local_node, 1), within=5, what="it waits")
     (waiting,) = lease_service._waiting.values()
     hung_up = asyncio.get_running_loop().create_future()
 
@@ -81,17 +75,17 @@ async def test_an_answer_and_a_hang_up_at_once_lose_nothing(shop: Shop) -> None:
         hung_up.set_result(None)
 
     waiting.answer.add_done_callback(hang_up)
-    there = await shop.create()
+    there = await local_node.create()
     await hung_up
-    (task,) = await shop.worker("here").lease(wait=10)
+    (task,) = await local_node.worker("here").lease(wait=10)
     assert task["id"] == there
-    assert [t["outcome"] for t in await shop.tries(there)] == ["released"]
+    assert [t["outcome"] for t in await local_node.executions(there)] == ["released"]
 
 
-async def test_a_lost_answer_is_given_again(shop: Shop) -> None:
+async def test_a_lost_answer_is_given_again(local_node: LocalNode) -> None:
     """The worker says what it holds: what it was told last and does not hold, it never heard."""
-    there = await shop.create()
-    worker = shop.worker()
+    there = await local_node.create()
+    worker = local_node.worker()
     (heard,) = await worker.lease(running=[])
     again = await worker.lease(running=[], wait=0)
     assert again == [heard]
@@ -99,18 +93,18 @@ async def test_a_lost_answer_is_given_again(shop: Shop) -> None:
     assert await worker.lease(running=[mine], wait=0) == []
     assert await worker.report(heard) == ["accepted"]
     assert await worker.lease(running=[], wait=0) == [], "it was reported: nothing is missing"
-    assert len(await shop.tries(there)) == 1
+    assert len(await local_node.executions(there)) == 1
 
 
-async def test_the_lost_answer_of_one_of_two_polls_is_given_again(shop: Shop) -> None:
-    worker = shop.worker()
+async def test_the_lost_answer_of_one_of_two_polls_is_given_again(local_node: LocalNode) -> None:
+    worker = local_node.worker()
     polls = [asyncio.create_task(worker.lease(most=1, running=[], wait=10)) for _ in range(2)]
-    await eventually(_polls(shop, 2), within=5, what="both wait")
-    await shop.create()
+    await eventually(_polls(local_node, 2), within=5, what="both wait")
+    await local_node.create()
     await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
     first = next(poll for poll in polls if poll.done())
     (lost,) = await first
-    await shop.create()
+    await local_node.create()
     (heard,) = await next(poll for poll in polls if poll is not first)
     mine = {"id": heard["id"], "fence": heard["fence"]}
     assert await worker.lease(running=[mine], wait=0) == [lost]
@@ -119,9 +113,9 @@ async def test_the_lost_answer_of_one_of_two_polls_is_given_again(shop: Shop) ->
     assert await worker.lease(running=[], wait=0) == [], "it held them: they arrived"
 
 
-async def test_what_is_given_again_is_no_more_than_asked_for(shop: Shop) -> None:
-    worker = shop.worker()
-    await asyncio.gather(*(shop.create() for _ in range(3)))
+async def test_what_is_given_again_is_no_more_than_asked_for(local_node: LocalNode) -> None:
+    worker = local_node.worker()
+    await asyncio.gather(*(local_node.create() for _ in range(3)))
     given = await worker.lease(most=3, running=[])
     (one,) = await worker.lease(most=1, running=[])
     assert one in given
@@ -130,8 +124,10 @@ async def test_what_is_given_again_is_no_more_than_asked_for(shop: Shop) -> None
     assert sorted(t["id"] for t in [one, *rest]) == sorted(t["id"] for t in given)
 
 
-async def test_a_worker_that_does_not_say_what_it_holds_gets_nothing_twice(shop: Shop) -> None:
-    await shop.create()
-    worker = shop.worker()
+async def test_a_worker_that_lists_no_leases_gets_nothing_twice(
+    local_node: LocalNode,
+) -> None:
+    await local_node.create()
+    worker = local_node.worker()
     assert len(await worker.lease()) == 1
     assert await worker.lease(wait=0) == []

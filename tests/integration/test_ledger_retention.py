@@ -1,7 +1,6 @@
 """Retention of the ledger: a line is kept for as long as was set, counted from its decision."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from unittest import mock
@@ -13,7 +12,7 @@ import pytest
 from mainspring.config import Config
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
-from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention, delete_ledger
 from mainspring.store.upkeep.table_changes import Round
@@ -28,14 +27,6 @@ OLD_CLEARING = """
         SELECT ctid FROM occurrences_default WHERE nominal_at < $1::date LIMIT $2))
 """
 """The statement by which nodes of earlier versions clear the default partition."""
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database(DatabaseOptions(database_url))
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -103,10 +94,10 @@ async def test_a_round_of_housekeeping_keeps_lines_for_their_own_time(database: 
     for ledger_days, left in ((50, 4), (20, 0)):
         config = Config(retention_days=1, ledger_retention_days=ledger_days)
         state = NodeState(mock.Mock(), mock.Mock(), config)
-        keeper = Housekeeper(state, HousekeepingStore(database))
-        await keeper.tidy()
-        await keeper.retire()
-        await keeper.leave()
+        housekeeper = Housekeeper(state, HousekeepingStore(database))
+        await housekeeper.tidy()
+        await housekeeper.retire()
+        await housekeeper.leave()
         assert await count(database, "occurrences") == left
 
 

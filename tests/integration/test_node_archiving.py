@@ -34,7 +34,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
-def keeper(database: Database, command: str) -> Housekeeper:
+def make_housekeeper(database: Database, command: str) -> Housekeeper:
     ours = {"PATH": os.environ["PATH"], "MAINSPRING_SECRETS_KEY": "x"}
     archive = ArchiveCommand(command, environment_of_programs(ours), "postgresql://somewhere")
     state = NodeState(mock.Mock(), mock.Mock())
@@ -50,7 +50,7 @@ async def test_a_table_is_dropped_once_the_command_has_archived_it(
 ) -> None:
     file = tmp_path / "archived"
     told = 'echo "$MAINSPRING_ARCHIVE_TABLE" "$DATABASE_URL" "$MAINSPRING_SECRETS_KEY"'
-    housekeeper = keeper(database, f"{told} >> {file}")
+    housekeeper = make_housekeeper(database, f"{told} >> {file}")
     await housekeeper.retire()
     assert not await is_there(database)
     await housekeeper.retire()
@@ -61,7 +61,7 @@ async def test_a_table_is_kept_until_the_command_succeeds(
     database: Database, tmp_path: Path
 ) -> None:
     room = tmp_path / "room"
-    housekeeper = keeper(database, f"echo no room >&2; test -e {room}")
+    housekeeper = make_housekeeper(database, f"echo no room >&2; test -e {room}")
     with capture_logs() as lines:
         await housekeeper.retire()
     assert await is_there(database)
@@ -74,25 +74,25 @@ async def test_a_table_is_kept_until_the_command_succeeds(
 
 async def test_a_command_that_takes_too_long_is_ended(database: Database) -> None:
     with mock.patch.object(archiving, "_LONGEST", 0.2), capture_logs() as lines:
-        await keeper(database, "sleep 1000; true").retire()
+        await make_housekeeper(database, "sleep 1000; true").retire()
     assert await is_there(database)
     assert {line.get("status") for line in lines} >= {"not done after 0.2 s"}
 
 
-async def test_one_node_archives_at_a_time_and_its_command_ends_with_it(
+async def test_one_node_archives_and_its_command_ends_with_it(
     database: Database, tmp_path: Path
 ) -> None:
     file, life = tmp_path / "runs", tmp_path / "life"
     os.mkfifo(life)
     command = f"exec 3> {life}; echo run >> {file}; sleep 1000; true"
-    running = asyncio.create_task(keeper(database, command).run())
+    running = asyncio.create_task(make_housekeeper(database, command).run())
     ended = asyncio.create_task(asyncio.to_thread(life.read_bytes))
 
     async def runs() -> bool:
         return file.exists()
 
     await eventually(runs, within=10, what="the command runs")
-    await keeper(database, command).retire()
+    await make_housekeeper(database, command).retire()
     assert file.read_text() == "run\n", "another node leaves it to the first"
     assert not ended.done()
     running.cancel()

@@ -1,7 +1,6 @@
-"""Keeping house: partitions ahead of time, old ones out, and one housekeeper at a time."""
+"""Housekeeping: partitions ahead of time, old ones out, and one housekeeper at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
 from unittest import mock
@@ -14,7 +13,7 @@ from structlog.testing import capture_logs
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
-from mainspring.postgres.database import Database, DatabaseOptions
+from mainspring.postgres.database import Database
 from mainspring.store.cluster import Topology
 from mainspring.store.upkeep import table_changes
 from mainspring.store.upkeep.housekeeping import PARTITIONED, HousekeepingStore
@@ -27,30 +26,22 @@ OLD = ["executions_d20200102", "task_history_d20200102"]
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database(DatabaseOptions(database_url))
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def house(database: Database) -> HousekeepingStore:
+async def store(database: Database) -> HousekeepingStore:
     return HousekeepingStore(database)
 
 
-async def test_partitions_exist_ahead_of_time(house: HousekeepingStore) -> None:
-    made = await house.make_partitions(days_ahead=3)
+async def test_partitions_exist_ahead_of_time(store: HousekeepingStore) -> None:
+    made = await store.make_partitions(days_ahead=3)
     today = f"{datetime.now(UTC):%Y%m%d}"
     assert len(made.done) == len(PARTITIONED) * 4
     assert {f"task_history_d{today}", f"executions_d{today}"} <= set(made.done)
-    assert await house.make_partitions(days_ahead=3) == Round()
+    assert await store.make_partitions(days_ahead=3) == Round()
 
 
-async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the_time(
-    house: HousekeepingStore, database: Database
+async def test_a_partition_is_analyzed_again_once_it_has_doubled(
+    store: HousekeepingStore, database: Database
 ) -> None:
-    await house.make_partitions(days_ahead=0)
+    await store.make_partitions(days_ahead=0)
     rows = await database.fetch(
         "SELECT c.reloptions FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid"
         " WHERE c.relname ~ '_d[0-9]{8}$' AND i.inhparent = ANY ($1::text[]::regclass[])",
@@ -62,9 +53,9 @@ async def test_a_partition_is_analyzed_again_when_it_has_doubled_and_not_all_the
 
 
 async def test_finished_tasks_land_in_the_partition_of_their_day(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
-    await house.make_partitions(days_ahead=1)
+    await store.make_partitions(days_ahead=1)
     world = StoreWorld(database)
     await world.open()
     held = await world.claim(await world.due_tasks(5), lease=60)
@@ -74,38 +65,38 @@ async def test_finished_tasks_land_in_the_partition_of_their_day(
     assert await evidence.value("SELECT count(*) FROM task_history_default") == 0
 
 
-async def test_a_day_whose_rows_lie_in_the_default_partition_stays_there(
-    house: HousekeepingStore, database: Database
+async def test_a_day_with_rows_in_the_default_partition_stays_there(
+    store: HousekeepingStore, database: Database
 ) -> None:
     world = StoreWorld(database)
     await world.open()
     held = await world.claim(await world.due_tasks(1), lease=60)
     await world.engine.finish(world.ownership, map(success, held))
-    made = await house.make_partitions(days_ahead=1)
+    made = await store.make_partitions(days_ahead=1)
     assert f"task_history_d{datetime.now(UTC):%Y%m%d}" not in made.done
     assert await Evidence(database).value("SELECT count(*) FROM task_history") == 1
 
 
-async def test_nobody_waits_while_a_large_default_partition_is_looked_through(
-    house: HousekeepingStore, database: Database
+async def test_scanning_a_large_default_partition_blocks_nobody(
+    store: HousekeepingStore, database: Database
 ) -> None:
     await add_old_logs(database, 1)
-    made = await house.make_partitions(days_ahead=1, largest_default=0)
+    made = await store.make_partitions(days_ahead=1, largest_default=0)
     assert set(made.postponed) == {"task_logs"}
     assert len(made.done) == 2 * (len(PARTITIONED) - 1), "the others are made"
-    assert len((await house.make_partitions(days_ahead=1)).done) == 2, "it is small, in truth"
+    assert len((await store.make_partitions(days_ahead=1)).done) == 2, "it is small, in truth"
 
 
 async def test_old_rows_in_a_default_partition_go_in_small_steps(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await add_old_logs(database, 5)
-    assert await house.clear_defaults(30, batch=2) == 5
+    assert await store.clear_defaults(30, batch=2) == 5
     assert await Evidence(database).value("SELECT count(*) FROM task_logs") == 0
 
 
 async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
-    house: HousekeepingStore, database: Database, database_url: str
+    store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     world = StoreWorld(database)
     await world.open()
@@ -113,7 +104,7 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
     backup = await asyncpg.connect(database_url)
     async with backup.transaction():
         await backup.execute("LOCK TABLE task_history, executions IN ACCESS SHARE MODE")
-        making = asyncio.create_task(house.make_partitions(days_ahead=1))
+        making = asyncio.create_task(store.make_partitions(days_ahead=1))
         await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
         async with asyncio.timeout(5):  # and not the 20 s after which a statement is given up
             await world.engine.finish(world.ownership, map(success, held))
@@ -121,25 +112,25 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
     await backup.close()
     assert set(made.postponed) == {"task_history", "executions"}
     assert {name.partition("_d")[0] for name in made.done} == {"task_logs"}
-    later = await house.make_partitions(days_ahead=1)
+    later = await store.make_partitions(days_ahead=1)
     assert {name.partition("_d")[0] for name in later.done} == {"task_history", "executions"}
 
 
 async def test_old_history_stays_while_a_backup_runs(
-    house: HousekeepingStore, database: Database, database_url: str
+    store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await make_old_partitions(database)
     backup = await asyncpg.connect(database_url)
     async with asyncio.timeout(5), backup.transaction():
         await backup.execute("LOCK TABLE task_history IN ACCESS SHARE MODE")
-        retired = await house.retire_partitions(30)
+        retired = await store.retire_partitions(30)
         assert retired == Round([OLD[0]], {"task_history": "somebody else uses it"})
     await backup.close()
-    assert (await house.retire_partitions(30)).done == OLD[1:]
+    assert (await store.retire_partitions(30)).done == OLD[1:]
 
 
 async def test_old_partitions_are_archived_and_dropped(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await make_old_partitions(database)
     archived: list[str] = []
@@ -148,38 +139,38 @@ async def test_old_partitions_are_archived_and_dropped(
         archived.append(table)
         return True
 
-    assert sorted((await house.retire_partitions(30, archive)).done) == OLD
+    assert sorted((await store.retire_partitions(30, archive)).done) == OLD
     assert sorted(archived) == [f"public.{name}" for name in OLD]
     assert await tables(database) == []
-    assert await house.retire_partitions(30, archive) == Round()
+    assert await store.retire_partitions(30, archive) == Round()
 
 
 async def test_what_could_not_be_archived_is_kept_and_offered_again(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await make_old_partitions(database)
 
     async def archive(table: str) -> bool:
         return "executions" in table
 
-    retired = await house.retire_partitions(30, archive)
+    retired = await store.retire_partitions(30, archive)
     assert retired == Round([OLD[0]], {OLD[1]: "it is not archived"})
     assert await tables(database) == [OLD[1]]
-    assert (await house.retire_partitions(30)).done == [OLD[1]]
+    assert (await store.retire_partitions(30)).done == [OLD[1]]
 
 
-async def test_what_somebody_detached_by_hand_is_kept_until_its_time(
-    house: HousekeepingStore, database: Database
+async def test_a_manually_detached_partition_is_kept_until_its_time(
+    store: HousekeepingStore, database: Database
 ) -> None:
-    await house.make_partitions(days_ahead=0)
+    await store.make_partitions(days_ahead=0)
     today = f"executions_d{datetime.now(UTC):%Y%m%d}"
     await database.fetch(f"ALTER TABLE executions DETACH PARTITION {today}")
-    assert await house.retire_partitions(1) == Round()
-    assert today in (await house.retire_partitions(-2)).done
+    assert await store.retire_partitions(1) == Round()
+    assert today in (await store.retire_partitions(-2)).done
 
 
-async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Database) -> None:
-    class Unlucky(HousekeepingStore):
+async def test_a_failing_job_does_not_stop_the_others(database: Database) -> None:
+    class FailingHousekeeping(HousekeepingStore):
         async def make_partitions(self, *_: int) -> Round:
             raise asyncpg.UndefinedTableError("no such table")
 
@@ -190,9 +181,9 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
             raise RuntimeError("no archive today")
 
     await add_key(database, "old", "-1 second")
-    keeper = Housekeeper(NodeState(mock.Mock(), mock.Mock()), Unlucky(database))
+    housekeeper = Housekeeper(NodeState(mock.Mock(), mock.Mock()), FailingHousekeeping(database))
     with capture_logs() as lines:
-        running = asyncio.create_task(keeper.run())
+        running = asyncio.create_task(housekeeper.run())
         await eventually(partial(no_keys, database), within=5, what="keys are forgotten")
         running.cancel()
         await asyncio.wait([running])
@@ -201,7 +192,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(database: Datab
 
 
 async def test_all_that_is_expired_goes_however_much_it_is(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await add_key(database, "new", "1 hour")
     for number in range(5):
@@ -215,19 +206,19 @@ async def test_all_that_is_expired_goes_however_much_it_is(
         " 1, 'old' || number, '', now() - interval '1 second' FROM generate_series(1, 3) number"
     )
     with mock.patch.object(table_changes, "BATCHES", 1):
-        assert await house.forget_expired(batch=1) == 2, "never too many at once"
-    assert await house.forget_expired(batch=1) == 6
+        assert await store.forget_expired(batch=1) == 2, "never too many at once"
+    assert await store.forget_expired(batch=1) == 6
     assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]
 
 
 async def test_a_key_that_is_renewed_at_that_moment_stays(
-    house: HousekeepingStore, database: Database, database_url: str
+    store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await add_key(database, "renewed", "-1 second")
     other = await asyncpg.connect(database_url)
     async with other.transaction():
         await other.execute("UPDATE idempotency_keys SET expires_at = now() + interval '1 day'")
-        forgetting = asyncio.create_task(house.forget_expired())
+        forgetting = asyncio.create_task(store.forget_expired())
         await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
     await other.close()
     assert await forgetting == 0
@@ -235,7 +226,7 @@ async def test_a_key_that_is_renewed_at_that_moment_stays(
 
 
 async def test_expired_keys_and_dead_nodes_are_forgotten(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await add_key(database, "old", "-1 second")
     await add_key(database, "new", "1 hour")
@@ -249,8 +240,8 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
         "INSERT INTO outbox (tenant_id, kind, body, created_at)"
         " VALUES (1, 'old', '{}', now() - interval '8 days'), (1, 'new', '{}', now())"
     )
-    await house.forget_expired()
-    await house.forget_gone()
+    await store.forget_expired()
+    await store.forget_gone()
     assert await names(database, "SELECT kind AS name FROM outbox") == ["new"]
     assert await names(database, "SELECT key AS name FROM idempotency_keys") == ["new"]
     left = await names(database, "SELECT name FROM nodes ORDER BY name")
@@ -258,7 +249,7 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
 
 
 async def test_api_keys_that_ended_long_ago_are_forgotten(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await database.fetch(
         "INSERT INTO api_keys (id, secret_hash, scopes, operator, revoked_at, expires_at)"
@@ -267,13 +258,13 @@ async def test_api_keys_that_ended_long_ago_are_forgotten(
         " ('just ended', '3', '{}', true, now(), now() - interval '1 day'),"
         " ('in use', '4', '{}', true, NULL, NULL)"
     )
-    await house.forget_old_keys(30)
+    await store.forget_old_keys(30)
     left = await names(database, "SELECT id AS name FROM api_keys ORDER BY id")
     assert left == ["in use", "just ended"]
 
 
-async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_how_much(
-    house: HousekeepingStore, database: Database
+async def test_a_dead_node_is_kept_and_shown_while_it_owns_partitions(
+    store: HousekeepingStore, database: Database
 ) -> None:
     await database.fetch(
         "WITH n AS (INSERT INTO nodes (id, name, version, state, heartbeat_at)"
@@ -282,13 +273,13 @@ async def test_a_dead_node_is_remembered_while_it_owns_something_and_people_see_
         " UPDATE partitions p SET owner = n.id, epoch = p.epoch + 1"
         " FROM n WHERE n.name = 'owner' AND p.partition < 3"
     )
-    await house.forget_gone()
+    await store.forget_gone()
     found = {node.name: node.owned for node in await Topology(database).nodes()}
     assert found == {"owner": 3, "another": 0}
 
 
-async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
-    house: HousekeepingStore, database: Database
+async def test_lease_counts_go_with_their_workers_and_nodes(
+    store: HousekeepingStore, database: Database
 ) -> None:
     here, gone = uuid4(), uuid4()
     await database.fetch(
@@ -306,28 +297,28 @@ async def test_what_workers_held_is_forgotten_with_them_and_with_their_nodes(
         here,
         gone,
     )
-    await house.forget_gone()
+    await store.forget_gone()
     left = await database.fetch("SELECT name, node_id FROM worker_leases")
     assert [tuple(row) for row in left] == [("w", here)]
 
 
-async def test_one_node_keeps_house_at_a_time(house: HousekeepingStore) -> None:
+async def test_one_node_does_housekeeping_at_a_time(store: HousekeepingStore) -> None:
     one, other = uuid4(), uuid4()
-    assert await house.hold_duty(one, lease=60)
-    assert not await house.hold_duty(other, lease=60)
-    assert await house.hold_duty(one, lease=60), "the holder stays"
-    await house.drop_duties(one)
-    assert await house.hold_duty(other, lease=0.05), "who leaves makes room at once"
+    assert await store.hold_duty(one, lease=60)
+    assert not await store.hold_duty(other, lease=60)
+    assert await store.hold_duty(one, lease=60), "the holder stays"
+    await store.drop_duties(one)
+    assert await store.hold_duty(other, lease=0.05), "who leaves makes room at once"
     await eventually(
-        lambda: house.hold_duty(one, lease=60), within=5, what="the duty passes on by itself"
+        lambda: store.hold_duty(one, lease=60), within=5, what="the duty passes on by itself"
     )
 
 
-async def test_the_oldest_transaction_is_found(house: HousekeepingStore, database_url: str) -> None:
+async def test_the_oldest_transaction_is_found(store: HousekeepingStore, database_url: str) -> None:
     reader = await asyncpg.connect(database_url, server_settings={"application_name": "report"})
     async with reader.transaction(isolation="repeatable_read"):
         await reader.fetchval("SELECT count(*) FROM tasks")
-        oldest = await house.oldest_transaction()
+        oldest = await store.oldest_transaction()
     await reader.close()
     assert oldest is not None
     pid, age, application = oldest
@@ -395,24 +386,24 @@ async def is_ready(database: Database) -> bool:
 
 
 async def test_indexes_are_built_partition_by_partition(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
-    await house.make_partitions(days_ahead=1)
+    await store.make_partitions(days_ahead=1)
     await undo_index(database)
     assert not await is_ready(database)
-    built = await house.build_indexes()
+    built = await store.build_indexes()
     assert (len(built.done), built.postponed) == (3, {})
     assert await is_ready(database)
-    assert await house.build_indexes() == Round()
+    assert await store.build_indexes() == Round()
     # The next partition has them from the start.
-    await house.make_partitions(days_ahead=2)
+    await store.make_partitions(days_ahead=2)
     assert await is_ready(database)
 
 
-async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
-    house: HousekeepingStore, database: Database
+async def test_detaching_the_last_unindexed_partition_ends_the_index(
+    store: HousekeepingStore, database: Database
 ) -> None:
-    await house.make_partitions(days_ahead=0)
+    await store.make_partitions(days_ahead=0)
     await undo_index(database)
     row = await database.fetch_row(
         "SELECT min(inhrelid::regclass::text) FROM pg_inherits"
@@ -426,15 +417,15 @@ async def test_an_index_is_whole_when_the_last_that_lacked_it_is_detached(
     assert row is not None
     await database.fetch(f"ALTER TABLE task_history DETACH PARTITION {row[0]}")
     assert not await is_ready(database)
-    await house.build_indexes()
+    await store.build_indexes()
     assert await is_ready(database)
-    assert await house.build_indexes() == Round()
+    assert await store.build_indexes() == Round()
 
 
 async def test_a_partition_that_goes_keeps_no_other_from_its_index(
-    house: HousekeepingStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: HousekeepingStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.make_partitions(days_ahead=0)
+    await store.make_partitions(days_ahead=0)
     await undo_index(database)
     build = HousekeepingStore._build_index
 
@@ -445,23 +436,23 @@ async def test_a_partition_that_goes_keeps_no_other_from_its_index(
         await build(self, home, row)
 
     monkeypatch.setattr(HousekeepingStore, "_build_index", after_it_is_gone)
-    built = await house.build_indexes()
+    built = await store.build_indexes()
     assert built.done == ["task_history_default_name"]
     assert [reason[:21] for reason in built.postponed.values()] == ["its partition is gone"]
     assert await is_ready(database)
 
 
 async def test_a_partition_made_meanwhile_has_the_index(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
-    await house.make_partitions(days_ahead=1)
-    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    await store.make_partitions(days_ahead=1)
+    assert (await store.build_indexes()).done == ["task_history_default_name"]
     assert await is_ready(database)
 
 
 async def test_an_index_left_half_built_is_built_anew(
-    house: HousekeepingStore, database: Database
+    store: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
     await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
@@ -469,12 +460,12 @@ async def test_an_index_left_half_built_is_built_anew(
         "UPDATE pg_index SET indisvalid = false"
         " WHERE indexrelid = 'task_history_default_name'::regclass"
     )
-    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    assert (await store.build_indexes()).done == ["task_history_default_name"]
     assert await is_ready(database)
 
 
 async def test_an_index_that_another_builds_is_left_to_it(
-    house: HousekeepingStore, database: Database, database_url: str
+    store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await undo_index(database)
     await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
@@ -487,15 +478,15 @@ async def test_an_index_that_another_builds_is_left_to_it(
         async with builder.transaction():
             # As CREATE INDEX CONCURRENTLY holds it from its beginning to its end.
             await builder.execute("LOCK task_history_default IN SHARE UPDATE EXCLUSIVE MODE")
-            built = await house.build_indexes()
+            built = await store.build_indexes()
         assert (built.done, set(built.postponed)) == ([], {"task_history_default_name"})
     finally:
         await builder.close()
-    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    assert (await store.build_indexes()).done == ["task_history_default_name"]
 
 
-async def test_an_index_built_by_one_who_died_is_attached(
-    house: HousekeepingStore, database: Database
+async def test_an_index_built_by_a_crashed_node_is_attached(
+    store: HousekeepingStore, database: Database
 ) -> None:
     await undo_index(database)
     await database.fetch(
@@ -503,7 +494,7 @@ async def test_an_index_built_by_one_who_died_is_attached(
         ' (tenant_id, name COLLATE "C", id) WHERE name IS NOT NULL'
     )
     before = await Evidence(database).value("SELECT 'task_history_default_name'::regclass::oid")
-    assert (await house.build_indexes()).done == ["task_history_default_name"]
+    assert (await store.build_indexes()).done == ["task_history_default_name"]
     after = await Evidence(database).value("SELECT 'task_history_default_name'::regclass::oid")
     assert await is_ready(database)
     assert before == after

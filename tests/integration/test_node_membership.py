@@ -67,7 +67,7 @@ async def eyes(dial: Dial) -> asyncpg.Connection:
     return await dial()
 
 
-class _NoStock:
+class _NoPartitionLoader:
     """What is owned is not looked into."""
 
     def __init__(self, state: NodeState) -> None:
@@ -85,7 +85,7 @@ class _NoSignals:
         pass
 
 
-class Living:
+class MemberNode:
     """A node that does nothing but be a member."""
 
     def __init__(self, dial: Dial) -> None:
@@ -93,7 +93,7 @@ class Living:
         self.metrics = Metrics()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), clock, CONFIG, self.metrics)
         partition_loader, signals = (
-            cast(PartitionLoader, _NoStock(self.state)),
+            cast(PartitionLoader, _NoPartitionLoader(self.state)),
             cast(Signals, _NoSignals()),
         )
         self._membership = Membership(self.state, dial, clock, partition_loader, signals, "test")
@@ -118,11 +118,11 @@ class Living:
 
 
 @pytest.fixture
-async def node(dial: Dial) -> AsyncIterator[Callable[[], Awaitable[Living]]]:
-    started: list[Living] = []
+async def node(dial: Dial) -> AsyncIterator[Callable[[], Awaitable[MemberNode]]]:
+    started: list[MemberNode] = []
 
-    async def start() -> Living:
-        started.append(Living(dial))
+    async def start() -> MemberNode:
+        started.append(MemberNode(dial))
         await started[-1].start()
         return started[-1]
 
@@ -146,7 +146,7 @@ async def stand_still(dial: Dial, node_id: UUID, epoch: int = 1) -> asyncpg.Conn
     return frozen
 
 
-async def test_who_stands_still_is_fenced_at_once_and_buried_when_it_is_done(
+async def test_a_frozen_node_is_fenced_at_once_and_declared_dead_later(
     dial: Dial, eyes: asyncpg.Connection
 ) -> None:
     cluster, silent = ClusterStore(eyes), await silent_node(eyes)
@@ -163,10 +163,10 @@ async def test_who_stands_still_is_fenced_at_once_and_buried_when_it_is_done(
     assert await cluster.take_over(heir, 1, [3]) == [3]
 
 
-async def test_the_living_beat_on_and_take_over_when_the_server_has_ended_what_was_left_open(
+async def test_takeover_follows_once_the_server_ends_open_transactions(
     dial: Dial,
     eyes: asyncpg.Connection,
-    node: Callable[[], Awaitable[Living]],
+    node: Callable[[], Awaitable[MemberNode]],
 ) -> None:
     silent = await silent_node(eyes)
     await stand_still(dial, silent)
@@ -186,8 +186,8 @@ async def test_the_living_beat_on_and_take_over_when_the_server_has_ended_what_w
     assert (await _state(eyes, silent))[1] == "dead"
 
 
-async def test_a_handover_that_has_to_wait_holds_no_heartbeat_up(
-    dial: Dial, eyes: asyncpg.Connection, node: Callable[[], Awaitable[Living]]
+async def test_a_waiting_handover_delays_no_heartbeat(
+    dial: Dial, eyes: asyncpg.Connection, node: Callable[[], Awaitable[MemberNode]]
 ) -> None:
     """It waits for what the giver has in flight, longer than a node may be silent."""
     giver = await node()
@@ -216,7 +216,7 @@ async def test_a_handover_that_has_to_wait_holds_no_heartbeat_up(
     assert {giver.state.node_id, newcomer.state.node_id} == ids
 
 
-class _Reluctant:
+class _DelayedHandover:
     """A connection that keeps the answer to a handover back until a later heartbeat was answered,
     on whichever connection that is sent."""
 
@@ -239,14 +239,14 @@ class _Reluctant:
 
 
 async def test_a_nodes_own_handover_does_not_look_like_its_death(
-    dial: Dial, node: Callable[[], Awaitable[Living]]
+    dial: Dial, node: Callable[[], Awaitable[MemberNode]]
 ) -> None:
     refused = asyncio.Event()
 
-    async def reluctant() -> asyncpg.Connection:
-        return cast(asyncpg.Connection, _Reluctant(await dial(), refused))
+    async def delayed() -> asyncpg.Connection:
+        return cast(asyncpg.Connection, _DelayedHandover(await dial(), refused))
 
-    giver = Living(reluctant)
+    giver = MemberNode(delayed)
     await giver.start()
     try:
         await eventually(_has(giver, PARTITIONS), within=5, what="a node alone has everything")
@@ -265,7 +265,7 @@ async def test_a_nodes_own_handover_does_not_look_like_its_death(
 
 
 @pytest.mark.parametrize("prepared", [True, False], ids=["direct", "as behind a pooler"])
-async def test_a_transaction_that_stands_still_is_ended_by_the_server(
+async def test_the_server_ends_an_idle_transaction(
     database_url: str, eyes: asyncpg.Connection, prepared: bool
 ) -> None:
     options = DatabaseOptions(database_url, connections=1, idle_timeout=0.2, prepared=prepared)
@@ -285,7 +285,7 @@ async def test_a_transaction_that_stands_still_is_ended_by_the_server(
     await database.close()
 
 
-async def test_a_statement_of_a_client_that_stands_still_is_ended_by_the_server(
+async def test_the_server_ends_the_statement_of_a_frozen_client(
     dial: Dial,
 ) -> None:
     """Who is frozen cannot send that it has given up."""
@@ -294,7 +294,7 @@ async def test_a_statement_of_a_client_that_stands_still_is_ended_by_the_server(
         await waiting.execute("SELECT pg_sleep(60)", timeout=60)
 
 
-async def _share(giver: Living, newcomer: Living) -> bool:
+async def _share(giver: MemberNode, newcomer: MemberNode) -> bool:
     return giver.share + newcomer.share == PARTITIONS and newcomer.share > 0
 
 
@@ -304,7 +304,7 @@ async def _state(eyes: asyncpg.Connection, node_id: UUID) -> tuple[int, str]:
     return row["epoch"], row["state"]
 
 
-def _has(living: Living, share: int) -> Callable[[], Awaitable[bool]]:
+def _has(living: MemberNode, share: int) -> Callable[[], Awaitable[bool]]:
     async def has() -> bool:
         return living.share == share
 

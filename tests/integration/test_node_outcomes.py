@@ -1,7 +1,6 @@
 """Outcomes race lease ends and takeovers in the store: exactly one counts."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 from uuid import uuid4
@@ -18,7 +17,7 @@ from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.workflows.advancing import new_steps
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 from support.evidence import Evidence
 from support.store import StoreWorld, success
 from support.waiting import eventually
@@ -29,17 +28,14 @@ _SCHEDULED = "SELECT count(*) FROM tasks WHERE state = 'scheduled'"
 
 
 @pytest.fixture
-async def world(database_url: str) -> AsyncIterator[StoreWorld]:
-    database = Database(DatabaseOptions(database_url))
-    await database.open()
+async def world(database: Database) -> StoreWorld:
     made = StoreWorld(database)
     await made.open()
-    yield made
-    await database.close()
+    return made
 
 
 async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
-    """Each try ends once: as a success, or as lost and then scheduled again."""
+    """Each execution ends once: as a success, or as lost and then scheduled again."""
     executions = await world.claim(await world.due_tasks(RACES), lease=0.0)
     shuffled = Random(3).sample(executions, RACES)
     batches = [shuffled[start : start + 10] for start in range(0, RACES, 10)]
@@ -65,7 +61,7 @@ async def test_completion_races_the_end_of_the_lease(world: StoreWorld) -> None:
 
 
 async def test_a_stale_outcome_changes_nothing(world: StoreWorld) -> None:
-    """A try that was lost and taken by another is over, whatever its old holder says."""
+    """An execution that was lost and taken by another is over, whatever its old holder says."""
     ids = await world.due_tasks(3)
     stale = await world.claim(ids, lease=0.0, worker="node:old")
     refs = [TaskRef(a.tenant_id, a.id, a.fence) for a in stale]
@@ -152,7 +148,7 @@ async def test_a_new_weight_waits_for_no_task(world: StoreWorld, database_url: s
     assert changed.weight == 7
 
 
-async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
+async def test_only_a_running_task_has_a_present_execution(world: StoreWorld) -> None:
     tasks = TaskStore(world.database, near=30)
     [task_id] = await world.due_tasks(1)
     assert await tasks.running(world.tenant_id, task_id) is None
@@ -160,7 +156,7 @@ async def test_only_a_running_task_has_a_present_try(world: StoreWorld) -> None:
     assert await tasks.running(world.tenant_id, task_id) == given
 
 
-async def test_a_heartbeat_does_not_extend_the_try_that_came_while_it_waited(
+async def test_a_late_heartbeat_does_not_extend_the_next_execution(
     world: StoreWorld, database_url: str
 ) -> None:
     leases = LeaseStore(world.database)
@@ -204,7 +200,7 @@ async def test_nothing_is_written_over_what_nobody_decided_on(
         return change
 
     with pytest.raises(AssertionError, match="cannot have changed"):
-        await TaskChanges(world.database, new_steps(Random(3))).change(
+        await TaskChangeService(world.database, new_steps(Random(3))).change(
             world.tenant_id, task_id, decide
         )
     assert await Evidence(world.database).value(_SCHEDULED) == 1

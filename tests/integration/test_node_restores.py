@@ -15,14 +15,14 @@ from mainspring.domain.webhook import WebhookProfile
 from mainspring.execution.http import HttpExecutor, _CachedProfile
 from support.client import noop
 from support.waiting import eventually
-from support.workers import Shop, opened_shop
+from support.workers import LocalNode, open_local_node
 
 _OTHER_SERVER = "UPDATE nodes SET server_started = server_started - interval '1 minute'"
 
 
 @pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url, worker_lease=5.0) as opened:
+async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
+    async with open_local_node(database_url, worker_lease=5.0) as opened:
         yield opened
 
 
@@ -40,30 +40,30 @@ async def set_back(tables: asyncpg.Connection, *changes: str) -> None:
 
 
 async def test_what_ran_since_the_backup_is_leased_again(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """Though the engine knows of a later rev of it."""
-    task_id = await shop.create()
-    (lost,) = await shop.worker("before").lease()
+    task_id = await local_node.create()
+    (lost,) = await local_node.worker("before").lease()
     await set_back(
         tables,
         "UPDATE tasks SET state = 'scheduled', rev = 1, fence = 0, attempts = 0, picked_at = NULL,"
         " lease_until = NULL, worker = NULL, incarnation = NULL",
     )
-    (again,) = await shop.worker("after").lease(wait=10)
+    (again,) = await local_node.worker("after").lease(wait=10)
     assert (again["id"], lost["id"]) == (task_id, task_id)
     assert again["fence"] > lost["fence"]
     for status in ("failed", "released", "succeeded"):
-        assert await shop.worker("before").report(lost, status=status) == ["fenced"]
-    assert await shop.worker("after").report(again) == ["accepted"]
+        assert await local_node.worker("before").report(lost, status=status) == ["fenced"]
+    assert await local_node.worker("after").report(again) == ["accepted"]
 
 
 async def test_what_ended_since_the_backup_runs_again(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
-    task_id = await shop.create()
+    task_id = await local_node.create()
     await tables.execute("CREATE TABLE backup AS SELECT * FROM tasks")
-    worker = shop.worker()
+    worker = local_node.worker()
     (lost,) = await worker.lease()
     assert await worker.report(lost) == ["accepted"]
     await set_back(
@@ -80,14 +80,14 @@ async def test_what_ended_since_the_backup_runs_again(
 
 
 async def test_a_worker_that_began_since_the_backup_goes_on(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """The restored registry names an earlier process of it."""
-    worker = shop.worker()
+    worker = local_node.worker()
     asked = asyncio.create_task(worker.lease(wait=10))
-    await eventually(shop.polled_by(1), within=5, what="the worker waits")
+    await eventually(local_node.polled_by(1), within=5, what="the worker waits")
     await set_back(tables, "UPDATE workers SET incarnation = 'an earlier one', former = '{}'")
-    task_id = await shop.create()
+    task_id = await local_node.create()
 
     async def got() -> bool:
         nonlocal asked
@@ -101,33 +101,33 @@ async def test_a_worker_that_began_since_the_backup_goes_on(
     await eventually(got, within=10, what="the worker gets the task")
 
 
-async def test_numbers_of_wakes_that_repeat_are_heard(
-    shop: Shop, tables: asyncpg.Connection
+async def test_repeated_wake_numbers_are_read(
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """What was heard under these numbers was something else."""
-    worker = shop.worker()
-    before = await shop.create(delay=60)
-    await shop.client.post(f"/v1/tasks/{before}/run")
+    worker = local_node.worker()
+    before = await local_node.create(delay=60)
+    await local_node.client.post(f"/v1/tasks/{before}/run")
     (task,) = await worker.lease()
     await worker.report(task)
     await set_back(tables, "DELETE FROM wakes", "ALTER TABLE wakes ALTER COLUMN id RESTART WITH 1")
     for _ in range(5):
-        task_id = await shop.create(delay=60)
-        await shop.client.post(f"/v1/tasks/{task_id}/run")
+        task_id = await local_node.create(delay=60)
+        await local_node.client.post(f"/v1/tasks/{task_id}/run")
         (task,) = await worker.lease(wait=10)
         assert task["id"] == task_id
         await worker.report(task)
 
 
 async def test_a_version_that_is_another_since_is_read_anew(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """Two workflows had the same number: the first one in a life of the database that was lost."""
     steps = [step("lost"), step("second", needs=["lost"], when="all_finished")]
     flow = {"name": "flow", "steps": steps}
-    assert (await shop.client.post("/v1/workflows", flow)).status == 201
-    await finished_run(shop)
-    again = joined_anew(shop)
+    assert (await local_node.client.post("/v1/workflows", flow)).status == 201
+    await finished_run(local_node)
+    again = joined_anew(local_node)
     await set_back(
         tables,
         "DELETE FROM workflow_steps",
@@ -142,24 +142,24 @@ async def test_a_version_that_is_another_since_is_read_anew(
         step("second", needs=["other"], when="all_finished"),
         step("third", needs=["second"], when="all_finished"),
     ]
-    assert (await shop.client.post("/v1/workflows", flow)).json()["version"] == 1
-    await finished_run(shop)
+    assert (await local_node.client.post("/v1/workflows", flow)).json()["version"] == 1
+    await finished_run(local_node)
 
 
 async def test_a_key_that_is_unknown_since_is_refused_at_once(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """Its tenant's number may be another's soon."""
-    assert (await shop.client.get("/v1/tasks")).status == 200
-    again = joined_anew(shop)
+    assert (await local_node.client.get("/v1/tasks")).status == 200
+    again = joined_anew(local_node)
     await set_back(tables, "DELETE FROM api_keys WHERE id = 'work-all'")
     await eventually(again, within=30, what="the node has joined anew")
-    assert (await shop.client.get("/v1/tasks")).status == 401
+    assert (await local_node.client.get("/v1/tasks")).status == 401
 
 
-async def test_profiles_of_webhooks_are_read_anew(shop: Shop) -> None:
+async def test_profiles_of_webhooks_are_read_anew(local_node: LocalNode) -> None:
     """Secrets and allow-lists may be others since, and a tenant's number be another's."""
-    node = shop.server.node
+    node = local_node.server.node
     (webhooks,) = [each for each in node._executors if isinstance(each, HttpExecutor)]
     profile = WebhookProfile()
     webhooks._known[1] = _CachedProfile(profile, webhooks._settings.egress, monotonic())
@@ -167,15 +167,15 @@ async def test_profiles_of_webhooks_are_read_anew(shop: Shop) -> None:
     assert not webhooks._known
 
 
-async def test_a_run_that_was_begun_since_the_backup_begins_again(
-    shop: Shop, tables: asyncpg.Connection
+async def test_a_run_started_since_the_backup_starts_again(
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """The task that runs it was leased before, and its lease is kept."""
     flow = {"name": "flow", "steps": [step("slow", name="work")]}
-    assert (await shop.client.post("/v1/workflows", flow)).status == 201
+    assert (await local_node.client.post("/v1/workflows", flow)).status == 201
     target = {"type": "handler", "name": "mainspring.workflow"}
-    task_id = await shop.client.create({"target": target, "payload": {"workflow": "flow"}})
-    worker = shop.worker()
+    task_id = await local_node.client.create({"target": target, "payload": {"workflow": "flow"}})
+    worker = local_node.worker()
     (lost,) = await worker.lease()
     await set_back(
         tables,
@@ -186,22 +186,22 @@ async def test_a_run_that_was_begun_since_the_backup_begins_again(
     (again,) = await worker.lease(wait=10)
     assert again["id"] != lost["id"]
     assert await worker.report(again) == ["accepted"]
-    await shop.until(str(task_id), "completed")
+    await local_node.until(str(task_id), "completed")
 
 
-async def test_steps_that_are_leased_with_the_end_before_them_have_new_fences(
-    shop: Shop, tables: asyncpg.Connection
+async def test_eagerly_leased_steps_have_new_fences_after_a_restore(
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """They are claimed by the statement that releases them."""
     flow = {"name": "flow", "steps": [step("first", name="work"), step("second", needs=["first"])]}
-    assert (await shop.client.post("/v1/workflows", flow)).status == 201
-    run = (await shop.client.post("/v1/workflows/flow/runs", {})).json()
-    again = joined_anew(shop)
+    assert (await local_node.client.post("/v1/workflows", flow)).status == 201
+    run = (await local_node.client.post("/v1/workflows/flow/runs", {})).json()
+    again = joined_anew(local_node)
     await set_back(tables)
     await eventually(again, within=30, what="the node has joined anew")
-    (first,) = await shop.worker().lease(wait=10)
-    assert await shop.worker().report(first) == ["accepted"]
-    await ended_run(shop, run["id"])
+    (first,) = await local_node.worker().lease(wait=10)
+    assert await local_node.worker().report(first) == ["accepted"]
+    await ended_run(local_node, run["id"])
     fences = await tables.fetch("SELECT fence FROM executions")
     floor = await tables.fetchval("SELECT floor FROM fence_floor")
     assert len(fences) == 2
@@ -209,55 +209,55 @@ async def test_steps_that_are_leased_with_the_end_before_them_have_new_fences(
 
 
 async def test_fewer_heartbeats_than_were_counted_are_noticed(
-    shop: Shop, tables: asyncpg.Connection
+    local_node: LocalNode, tables: asyncpg.Connection
 ) -> None:
     """A dump was loaded into the same server, which was not restarted."""
-    known = shop.server.node.ownership().node_id
+    known = local_node.server.node.ownership().node_id
     await eventually(lambda: beats(tables, 2), within=5, what="heartbeats are counted")
-    again = joined_anew(shop)
+    again = joined_anew(local_node)
     await tables.execute("UPDATE nodes SET beats = 0")
     await eventually(again, within=30, what="the node has joined anew")
     states = {n["id"]: n["state"] for n in await tables.fetch("SELECT id, state FROM nodes")}
-    assert states == {known: "dead", shop.server.node.ownership().node_id: "active"}
+    assert states == {known: "dead", local_node.server.node.ownership().node_id: "active"}
 
 
 async def test_after_a_restart_nothing_waits_for_the_nodes_own_row(
     database_url: str, tables: asyncpg.Connection
 ) -> None:
     """Its partitions are its own again at once, and not when the old row has been silent."""
-    async with opened_shop(database_url, node_ttl=120.0) as shop:
-        again = joined_anew(shop)
+    async with open_local_node(database_url, node_ttl=120.0) as local_node:
+        again = joined_anew(local_node)
         await set_back(tables)
         await eventually(again, within=30, what="the node has joined anew")
-        task = await shop.client.create(noop())
-        await shop.until(str(task), "completed")
+        task = await local_node.client.create(noop())
+        await local_node.until(str(task), "completed")
 
 
 def step(step_id: str, *, name: str = "mainspring.noop", **fields: object) -> dict[str, object]:
     return {"id": step_id, "target": {"type": "handler", "name": name}, **fields}
 
 
-async def finished_run(shop: Shop) -> None:
+async def finished_run(local_node: LocalNode) -> None:
     """Run the workflow to its end."""
-    begun = await shop.client.post("/v1/workflows/flow/runs", {})
+    begun = await local_node.client.post("/v1/workflows/flow/runs", {})
     assert begun.status == 201, begun.body
-    await ended_run(shop, begun.json()["id"])
+    await ended_run(local_node, begun.json()["id"])
 
 
-async def ended_run(shop: Shop, run_id: str) -> None:
+async def ended_run(local_node: LocalNode, run_id: str) -> None:
     async def ended() -> bool:
-        run = (await shop.client.get(f"/v1/workflow-runs/{run_id}")).json()
+        run = (await local_node.client.get(f"/v1/workflow-runs/{run_id}")).json()
         return bool(run["state"] == "completed")
 
     await eventually(ended, within=10, what="the run has ended")
 
 
-def joined_anew(shop: Shop) -> Callable[[], Awaitable[bool]]:
+def joined_anew(local_node: LocalNode) -> Callable[[], Awaitable[bool]]:
     """To be asked for before the database is set back: a node may notice that at once."""
-    known = shop.server.node.ownership().node_id
+    known = local_node.server.node.ownership().node_id
 
     async def joined() -> bool:
-        ownership = shop.server.node.ownership()
+        ownership = local_node.server.node.ownership()
         return ownership.node_id != known and len(ownership.partitions) == 256
 
     return joined

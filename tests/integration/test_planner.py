@@ -1,4 +1,4 @@
-"""Crowds that enter tables which vacuum found empty: plans made for one row must not meet them."""
+"""Bulk inserts into tables that vacuum found empty: plans made for one row must not meet them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,14 +39,14 @@ async def known_tasks(world: StoreWorld) -> int:
     return int(row["known"])
 
 
-async def test_a_batch_is_told_before_it_is_claimed(empty: StoreWorld) -> None:
+async def test_a_batch_is_analyzed_before_it_is_claimed(empty: StoreWorld) -> None:
     await empty.due_tasks(BULK_ROWS - 1)
     assert await known_tasks(empty) == 0
     await empty.due_tasks(BULK_ROWS)
     assert await known_tasks(empty) == 2 * BULK_ROWS - 1
 
 
-async def test_a_batch_that_fills_old_pages_is_told(empty: StoreWorld) -> None:
+async def test_a_batch_that_fills_old_pages_is_analyzed(empty: StoreWorld) -> None:
     """Where the table was full once its size says nothing."""
     await empty.due_tasks(3 * BULK_ROWS)
     await empty.database.fetch(
@@ -59,7 +59,7 @@ async def test_a_batch_that_fills_old_pages_is_told(empty: StoreWorld) -> None:
 
 
 @pytest.mark.parametrize("telling", ["SELECT 1 / 0", "SELECT pg_sleep(60)"])
-async def test_nothing_that_goes_wrong_with_the_telling_hides_that_tasks_were_made(
+async def test_a_failing_analyze_does_not_hide_that_tasks_were_made(
     empty: StoreWorld, telling: str
 ) -> None:
     with mock.patch.dict(planner.SQL, {"analyze_now": Statement("analyze_now", telling)}):
@@ -70,7 +70,7 @@ async def test_nothing_that_goes_wrong_with_the_telling_hides_that_tasks_were_ma
     assert len((await empty.engine.look_at(refs)).rows) == len(made)
 
 
-async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
+async def test_housekeeping_analyzes_tasks_that_came_few_at_a_time(empty: StoreWorld) -> None:
     house = HousekeepingStore(empty.database)
     assert not await house.analyze_if_grown()
     for _ in range(6):
@@ -80,7 +80,7 @@ async def test_the_housekeeper_tells_of_tasks_that_came_few_at_a_time(empty: Sto
     assert not await house.analyze_if_grown()
 
 
-async def test_what_could_not_be_told_is_not_said_to_have_been(
+async def test_a_failed_analyze_is_not_recorded_as_done(
     empty: StoreWorld, database_url: str
 ) -> None:
     for _ in range(3):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.names import name_server
+from support.dns_server import dns_server
 from support.receivers import answer, answering, receiver
 
 NAMES = "127.0.0.153"
@@ -65,7 +65,7 @@ async def test_an_answer_that_changes_is_judged_anew(
         return places[nth : nth + 1]
 
     async with (
-        name_server(NAMES, answers),
+        dns_server(NAMES, answers),
         receiver(answering(CLOSING), "0.0.0.0") as there,
     ):
         url = f"http://rebind.test:{there.port}/"
@@ -83,7 +83,7 @@ async def test_of_several_answers_only_the_allowed_is_dialled(
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
     async with (
-        name_server(NAMES, lambda _name, _nth: ["127.0.0.2", "127.0.0.1", "127.0.0.3"]),
+        dns_server(NAMES, lambda _name, _nth: ["127.0.0.2", "127.0.0.1", "127.0.0.3"]),
         receiver(answering(CLOSING), "127.0.0.1") as there,
     ):
         url = f"http://several.test:{there.port}/"
@@ -95,7 +95,7 @@ async def test_names_of_hostile_places_reach_nothing(
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
     async with (
-        name_server(NAMES, lambda name, _nth: [HOSTILE[int(name.split(".")[0][1:])]]),
+        dns_server(NAMES, lambda name, _nth: [HOSTILE[int(name.split(".")[0][1:])]]),
         receiver(answering(CLOSING), "0.0.0.0") as there,
     ):
         urls = [f"http://n{n}.test:{there.port}/" for n in range(len(HOSTILE))]

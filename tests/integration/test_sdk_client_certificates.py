@@ -1,9 +1,8 @@
 """A server that requires client certificates: clients, workers and commands show theirs."""
 
 import asyncio
-import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from support.waiting import eventually
 HERE = ("DNS:localhost", "IP:127.0.0.1")
 NOOP = mainspring.handler("mainspring.noop")
 MISSING = "client_cert= and MAINSPRING_CLIENT_CERT name it"
-
-
-@pytest.fixture
-def openssl(need_server: Callable[[str, Path | None], Path]) -> Path:
-    found = shutil.which("openssl")
-    return need_server("openssl", Path(found) if found else None)
 
 
 @pytest.fixture
@@ -70,7 +63,7 @@ async def create_blocking(url: str, key: str, **options: Any) -> None:
     await asyncio.to_thread(work)
 
 
-FACES = [create_awaiting, create_blocking]
+SYNC_AND_ASYNC = [create_awaiting, create_blocking]
 
 
 def shown(certificate: Certificate) -> dict[str, Any]:
@@ -93,7 +86,7 @@ async def test_clients_show_their_certificate(
 ) -> None:
     options: dict[str, Any] = {"ca": str(authority.file), "patience": 0.5}
     strange = shown(Authority(openssl, tmp_path, "strange").issue("client"))
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable, match=MISSING):
             await create(workers.url, workers.key, **options)
         with pytest.raises(Unreachable, match=r"trust the client certificate .*strange"):
@@ -104,7 +97,7 @@ async def test_clients_show_their_certificate(
     await app.async_client.close()
 
     monkeypatch.setenv("MAINSPRING_CLIENT_CERT", str(in_one_file(own)))
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         await create(workers.url, workers.key, ca=str(authority.file))
 
 
@@ -112,10 +105,10 @@ async def test_workers_show_their_certificate(workers: Workers, own: Certificate
     nameless = workers.spawn()
 
     async def is_told() -> bool:
-        return MISSING in nameless.said()
+        return MISSING in nameless.output()
 
     await eventually(is_told, within=30, what="the worker says what it lacks")
-    assert "Traceback" not in nameless.said()
+    assert "Traceback" not in nameless.output()
     nameless.kill()
 
     workers.settings |= {
@@ -153,7 +146,7 @@ def test_a_certificate_is_shown_with_a_key_from_the_same_place(
     assert "MAINSPRING_CLIENT_KEY" not in inherited
 
 
-def test_certificates_that_cannot_be_shown_are_told(
+def test_unreadable_client_certificates_are_reported(
     own: Certificate, openssl: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="client_key means nothing without client_cert"):

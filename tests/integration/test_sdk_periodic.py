@@ -125,7 +125,7 @@ async def test_versions_that_start_at_once_do_not_overwrite_each_other(
     async def newer_starts() -> None:
         await new.sync_periodic()
 
-    async with meddled(client, newer_starts, before="GET", skip=1) as late:
+    async with interrupted(client, newer_starts, before="GET", skip=1) as late:
         old.use(Client("http://x", "unused"), late)
         await old.sync_periodic()
     assert await crons(client) == {"a": HOURLY, "b": HOURLY}
@@ -140,14 +140,14 @@ async def test_a_schedule_that_changed_meanwhile_is_not_removed(
     async def somebody_edits() -> None:
         await client.schedules.edit((await only(client)).id, cron=HOURLY)
 
-    async with meddled(client, somebody_edits, before="DELETE") as late:
+    async with interrupted(client, somebody_edits, before="DELETE") as late:
         gone.use(Client("http://x", "unused"), late)
         assert (await gone.sync_periodic()).removed == []
     assert await crons(client) == {"a": HOURLY}
     assert (await declare(DAILY).sync_periodic()).removed == ["a"]
 
 
-class Meddled(AsyncTransport):
+class InterruptedTransport(AsyncTransport):
     """Something happens before the first request of a kind, after so many others of it."""
 
     def __init__(
@@ -166,11 +166,13 @@ class Meddled(AsyncTransport):
         return await super().send(request, within)
 
 
-def meddled(
+def interrupted(
     client: AsyncClient, event: Callable[[], Awaitable[None]], *, before: str, skip: int = 0
 ) -> AsyncClient:
     where = client.address
-    return AsyncClient(where.url, where.api_key, transport=Meddled(where, event, before, skip))
+    return AsyncClient(
+        where.url, where.api_key, transport=InterruptedTransport(where, event, before, skip)
+    )
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -197,13 +199,13 @@ async def test_a_worker_removes_what_its_app_declares_no_longer(
     (tmp_path / "shop_one.py").write_text(PERIODIC)
     (tmp_path / "shop_two.py").write_text(WITH)
     first = await workers.start(app="shop_one:app")
-    assert "schedules in place: sell" in first.said()
+    assert "schedules in place: sell" in first.output()
     first.kill()
     assert await crons(client) == {"sell": "0 1 * * *"}
     second = await workers.start(app="shop_two:app")
 
     async def removed() -> bool:
-        return "schedules removed: sell" in second.said()
+        return "schedules removed: sell" in second.output()
 
     await eventually(removed, within=10, what="the schedule is removed")
     assert await crons(client) == {}

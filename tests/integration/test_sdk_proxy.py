@@ -1,7 +1,6 @@
 """Through a proxy: clients and workers reach an API whose name only the proxy can resolve."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ NOOP = mainspring.handler("mainspring.noop")
 
 
 @pytest.fixture
-def authority(tmp_path: Path, need_server: Callable[[str, Path | None], Path]) -> Authority:
-    found = shutil.which("openssl")
-    return Authority(need_server("openssl", Path(found) if found else None), tmp_path, "own")
+def authority(openssl: Path, tmp_path: Path) -> Authority:
+    return Authority(openssl, tmp_path, "own")
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ async def create_blocking(url: str, key: str, **options: Any) -> None:
     await asyncio.to_thread(work)
 
 
-FACES = [create_awaiting, create_blocking]
+SYNC_AND_ASYNC = [create_awaiting, create_blocking]
 
 
 async def test_only_our_own_variable_names_the_proxy(
@@ -64,17 +62,17 @@ async def test_only_our_own_variable_names_the_proxy(
     """A proxy that was set for other programs does not get to see our keys."""
     for variable in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(variable, proxy.url)
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable):
             await create(f"http://{NAME}", tenant.key, patience=0.5)
     assert proxy.asked == []
     monkeypatch.setenv("MAINSPRING_PROXY", proxy.url)
-    for create in FACES:
+    for create in SYNC_AND_ASYNC:
         await create(f"http://{NAME}", tenant.key)
     assert proxy.asked == [NAME, NAME], "one tunnel each, which all its calls share"
 
 
-async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
+async def test_clients_workers_and_commands_use_tls_through_a_proxy(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
     shown = authority.issue("api", "DNS:mainspring.invalid")
@@ -86,11 +84,11 @@ async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
         workers_at(cluster, node, tmp_path) as workers,
     ):
         options: dict[str, Any] = {"proxy": proxy.url, "ca": str(authority.file)}
-        for create in FACES:
+        for create in SYNC_AND_ASYNC:
             await create(f"https://{NAME}", workers.key, **options)
             with pytest.raises(Unreachable, match="is not trusted: Hostname mismatch"):
                 await create(f"https://{other}", workers.key, **options)
-        assert proxy.asked.count(other) == len(FACES), "asking again would not help"
+        assert proxy.asked.count(other) == len(SYNC_AND_ASYNC), "asking again would not help"
         workers.settings = {
             "MAINSPRING_URL": f"https://{NAME}",
             "MAINSPRING_API_CA": str(authority.file),
@@ -107,11 +105,11 @@ async def test_clients_workers_and_commands_speak_tls_through_the_proxy(
         assert NAME in proxy.asked
 
 
-@pytest.mark.parametrize("create", FACES)
+@pytest.mark.parametrize("create", SYNC_AND_ASYNC)
 @pytest.mark.parametrize(
     ("login", "name", "why"), [("ann:wrong", NAME, "407"), ("ann:s3cret", "no.invalid:1", "502")]
 )
-async def test_a_refusal_is_told_without_the_password(
+async def test_a_refusal_does_not_show_the_password(
     create: Callable[..., Any], login: str, name: str, why: str
 ) -> None:
     async with tunnel_proxy({NAME: "http://127.0.0.1:1"}, login="ann:s3cret") as proxy:
@@ -125,7 +123,7 @@ async def test_a_refusal_is_told_without_the_password(
 @pytest.mark.parametrize(
     "wrong", ["proxy.example:3128", "https://proxy.example:3128", "http://x", "http://ann:s3cret"]
 )
-def test_what_is_no_proxy_is_told_at_once(wrong: str) -> None:
+def test_a_bad_proxy_url_is_refused_at_once(wrong: str) -> None:
     with pytest.raises(ConfigError, match="proxy: write it as http://host:port") as told:
         Client("http://x", "key", proxy=wrong)
     assert "s3cret" not in str(told.value)

@@ -15,7 +15,7 @@ from mainspring.domain.workflow.definition import Step
 from mainspring.store.tasks import TaskChange
 from mainspring.store.workflow.step_rows import Moved, StepLeaseOffer
 from mainspring.workflows.outcomes import StepsFinished
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
@@ -51,7 +51,7 @@ async def task(world: RunWorld, name: str) -> asyncpg.Record:
 
 async def change(world: RunWorld, name: str, **fields: Any) -> None:
     """As a caller of the API does."""
-    tasks = TaskChanges(world.database, world.steps)
+    tasks = TaskChangeService(world.database, world.steps)
     found = await task(world, name)
     written = await tasks.change(
         world.tenant_id, found["id"], lambda locked: replace(TaskChange.of(locked), **fields)
@@ -88,7 +88,7 @@ async def test_a_step_that_was_there_before_a_restore_is_leased_above(world: Run
     assert (await task(world, "c"))["fence"] == 0, "it is not leased yet"
 
 
-async def test_who_joined_another_server_leases_no_step(world: RunWorld) -> None:
+async def test_a_node_of_another_server_leases_no_step(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     [first] = await world.claim(run)
     await world.database.fetch("UPDATE nodes SET server_started = '2001-01-01'")
@@ -108,7 +108,7 @@ async def test_a_lease_that_came_that_way_ends_a_run(world: RunWorld) -> None:
     assert await world.state(run) == "completed"
 
 
-async def test_no_more_are_leased_than_there_is_room_for(world: RunWorld) -> None:
+async def test_no_more_steps_are_leased_than_slots_are_free(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), *(inside(f"b{n}", "a") for n in range(5))))
     done = await end(world, await world.claim(run), most=2)
     assert len(done.moved.leased) == 2
@@ -126,7 +126,7 @@ async def test_steps_of_a_tenant_with_a_limit_queue(world: RunWorld) -> None:
     assert (done.moved.leased, [row.state for row in done.moved.rows]) == ([], ["scheduled"])
 
 
-async def test_a_step_that_was_changed_by_hand_queues(world: RunWorld) -> None:
+async def test_a_manually_changed_step_queues(world: RunWorld) -> None:
     """Nobody here may be able to run it any more."""
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     await change(world, "b", capability="handler:send_mail")
@@ -253,7 +253,7 @@ async def test_a_report_after_the_loss_was_noticed_changes_nothing(world: RunWor
     assert (await end(world, [execution])).accepted == set()
 
 
-async def test_a_step_that_is_not_due_by_the_clock_of_the_database_queues(world: RunWorld) -> None:
+async def test_a_step_not_due_by_the_databases_clock_queues(world: RunWorld) -> None:
     run = await world.begin(workflow(inside("a"), inside("b", "a")))
     [execution] = await world.claim(run)
     ended = finish(execution)

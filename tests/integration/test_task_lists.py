@@ -122,7 +122,7 @@ async def tenant_id(database: Database) -> int:
 
 
 @pytest.fixture
-async def crowd(database: Database, tenant_id: int) -> list[Row]:
+async def many_tasks(database: Database, tenant_id: int) -> list[Row]:
     """Very many tasks of one kind, of today and of days before, and a few that are oldest."""
     await HousekeepingStore(database).make_partitions(days_ahead=1)
     ids = TaskIds(Random(1))
@@ -162,12 +162,15 @@ async def walk(
 
 
 async def test_what_is_rare_is_found_in_one_look_among_many(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
+    database: CountingDatabase,
+    tenant_id: int,
+    many_tasks: list[Row],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(paging, "TIME_LIMIT", -1)
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE.items():
-        wanted = [row.id for row in reversed(crowd) if matches(row, where)]
+        wanted = [row.id for row in reversed(many_tasks) if matches(row, where)]
         database.rows = database.buffers = 0
         page = await tasks.list(tenant_id, where, before=None, limit=50)
         assert ([task.id for task in page.items], page.next_before) == (wanted, None), words
@@ -176,12 +179,15 @@ async def test_what_is_rare_is_found_in_one_look_among_many(
 
 
 async def test_shortcuts_find_the_rare_without_an_order(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row], monkeypatch: pytest.MonkeyPatch
+    database: CountingDatabase,
+    tenant_id: int,
+    many_tasks: list[Row],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(paging, "TIME_LIMIT", 60)  # or a slow machine is shown a short page
     tasks = TaskStore(database, near=30)
     for words, (where, _) in RARE_AND_UNORDERED.items():
-        wanted = [row.id for row in reversed(crowd) if matches(row, where)]
+        wanted = [row.id for row in reversed(many_tasks) if matches(row, where)]
         database.rows = database.buffers = 0
         page = await tasks.list(tenant_id, where, before=None, limit=50)
         assert wanted, words
@@ -191,17 +197,17 @@ async def test_shortcuts_find_the_rare_without_an_order(
 
 
 async def test_a_label_of_another_tenant_costs_nothing(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, many_tasks: list[Row]
 ) -> None:
     other = await KeyStore(database).ensure_tenant("other")
-    await write_rows(database, other, [replace(row, labels={"of": "all"}) for row in crowd])
+    await write_rows(database, other, [replace(row, labels={"of": "all"}) for row in many_tasks])
     tasks = TaskStore(database, near=30)
     await tasks.list(other, TaskFilter(labels={"of": "one"}), before=None, limit=50)
     assert database.rows < 100
 
 
 async def test_what_is_nowhere_costs_next_to_nothing(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, many_tasks: list[Row]
 ) -> None:
     tasks = TaskStore(database, near=30)
     for where in (
@@ -220,16 +226,16 @@ async def test_what_is_nowhere_costs_next_to_nothing(
 
 
 async def test_a_filter_without_an_index_finds_it_all_the_same(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, many_tasks: list[Row]
 ) -> None:
     for where in (TaskFilter(queue="rare"), TaskFilter(due_before=NOW - timedelta(days=3))):
         found = await walk(TaskStore(database, near=30), tenant_id, where, limit=50)
-        wanted = [row.id for row in crowd if matches(row, where)]
+        wanted = [row.id for row in many_tasks if matches(row, where)]
         assert found == wanted[::-1]
 
 
 async def test_full_pages_of_many_read_little(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, many_tasks: list[Row]
 ) -> None:
     tasks = TaskStore(database, near=30)
     for where in (TaskFilter(), TaskFilter(name="common"), TaskFilter(state="completed")):
@@ -244,13 +250,13 @@ async def test_full_pages_of_many_read_little(
 
 
 async def test_lists_are_right_before_their_indexes_are_built(
-    database: CountingDatabase, tenant_id: int, crowd: list[Row]
+    database: CountingDatabase, tenant_id: int, many_tasks: list[Row]
 ) -> None:
     for index in INDEXES:
         await database.fetch(f"DROP INDEX {index}")
     tasks = TaskStore(database, near=30)
     for where, _ in RARE.values():
-        wanted = [row.id for row in reversed(crowd) if matches(row, where)]
+        wanted = [row.id for row in reversed(many_tasks) if matches(row, where)]
         assert await walk(tasks, tenant_id, where, limit=50) == wanted
 
 

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import os
-import shutil
 import socket
 import ssl
 import subprocess
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 
 
 @pytest.fixture
-def openssl(need_server: Callable[[str, Path | None], Path]) -> Path:
-    found = shutil.which("openssl")
-    return need_server("openssl", Path(found) if found else None)
-
-
-@pytest.fixture
 def authority(openssl: Path, tmp_path: Path) -> Authority:
     return Authority(openssl, tmp_path, "trusted")
 
@@ -62,12 +55,12 @@ async def answer(_scope: Any, _receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def https_server(config: Config) -> AsyncIterator[int]:
-    """The port of a server behind the door that the settings make."""
+    """The port of a server with the TLS of these settings."""
     listening = socket.create_server(("127.0.0.1", 0))
     tls = server_context(config)
     assert tls is not None
-    door = HttpConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
-    server = HttpServer(door)
+    http = HttpConfig(answer, LIMITS, Metrics(), keep_alive=5, tls=tls)
+    server = HttpServer(http)
     await server.open(listening)
     try:
         yield listening.getsockname()[1]
@@ -270,7 +263,7 @@ async def ask(url: str, ca: Path | None) -> int:
         await database.close()
 
 
-async def test_the_database_must_prove_who_it_is(
+async def test_the_database_must_prove_its_identity(
     database_url: str, authority: Authority, stranger: Authority
 ) -> None:
     certificate = authority.issue("database", "DNS:localhost")

@@ -18,7 +18,7 @@ from mainspring.execution.guard import EgressRules
 from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.signing import format_secret
-from support.receivers import Received, answer, answering, receiver
+from support.receivers import Received, Script, answer, answering, receiver
 from support.webhooks import SETTINGS, Deliveries, Profiles, deliveries, execution, with_sender
 
 pytestmark = pytest.mark.slow
@@ -105,26 +105,25 @@ async def test_a_thousand_at_once(sent: Deliveries) -> None:
 # --- deadlines and cancelling ----------------------------------------------------------------
 
 
-async def drip(_request: Received, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+def dripping(start: bytes) -> Script:
+    """A script that begins an answer, and goes on byte by byte."""
+
+    async def script(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(start)
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    return script
 
 
-async def drip_headers(_request: Received, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        writer.write(b"X")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+drip = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+drip_headers = dripping(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize("script", [never, drip, drip_headers])
-async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
-    sent: Deliveries, script: object
-) -> None:
+@pytest.mark.parametrize("script", [never, drip, drip_headers], ids=["never", "body", "headers"])
+async def test_an_endless_response_ends_at_the_deadline(sent: Deliveries, script: object) -> None:
     async with receiver(script) as slow, receiver(OK) as quick:  # type: ignore[arg-type]
         stuck = execution(slow.url(), timeout=0.7)
         began = monotonic()
@@ -137,7 +136,7 @@ async def test_a_receiver_that_never_comes_to_an_end_meets_the_deadline(
         assert 0.6 < monotonic() - began < 2
 
 
-async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
+async def test_a_running_execution_is_cancelled(sent: Deliveries) -> None:
     async with receiver(never) as slow:
         stuck = execution(slow.url())
         sent.executor.start([stuck])
@@ -149,7 +148,7 @@ async def test_a_running_try_is_cancelled(sent: Deliveries) -> None:
         assert report.outcome is Outcome.CANCELLED
 
 
-async def test_a_full_host_queues_and_a_waiting_try_can_be_cancelled() -> None:
+async def test_a_full_host_queues_and_a_queued_call_can_be_cancelled() -> None:
     settings = HttpSettings(Caps(100, 10, 2), SETTINGS.sender, SETTINGS.egress, "Mainspring/test")
     async with deliveries(settings) as sent, receiver(never) as slow, receiver(OK) as quick:
         stuck = [execution(slow.url()) for _ in range(5)]
@@ -351,7 +350,7 @@ async def test_without_leave_nothing_reaches_loopback(url: str) -> None:
         assert there.connections == 0
 
 
-async def test_a_kept_connection_is_no_way_around_another_tenants_rules() -> None:
+async def test_a_reused_connection_obeys_each_tenants_egress_rules() -> None:
     profiles = Profiles()
     profiles.by_tenant[2] = WebhookProfile(deny=("127.0.0.0/8",))
     async with deliveries(SETTINGS, profiles) as sent, receiver(OK) as there:
@@ -412,10 +411,10 @@ async def test_what_came_of_webhooks_is_counted() -> None:
         await sent.deliver("http://10.0.0.1/")
         await sent.deliver("http://2130706433/")
         later = answering(answer(202, b"", mainspring_complete="later"))
-        async with receiver(later) as taker, receiver(never) as slow:
+        async with receiver(later) as accepting, receiver(never) as slow:
             stuck = execution(slow.url(), timeout=0.3)
             gone = execution(slow.url())
-            accepted = execution(taker.url())
+            accepted = execution(accepting.url())
             sent.executor.start([stuck, gone, accepted])
             await sent.until_reported(stuck)
             value = sent.metrics.registry.get_sample_value

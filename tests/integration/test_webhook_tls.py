@@ -38,7 +38,7 @@ async def deliver(port: int, tls: TlsIdentity | None) -> Report:
         return await sent.deliver(f"https://127.0.0.1:{port}/", timeout=5)
 
 
-async def test_a_stranger_is_not_trusted_and_a_tenants_authority_is(
+async def test_only_the_tenants_own_authority_is_trusted(
     authority: Authority, tmp_path: Path
 ) -> None:
     context = server_context(authority.identity("receiver"), tmp_path)

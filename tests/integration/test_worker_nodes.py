@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
 
@@ -10,49 +11,56 @@ import pytest
 
 from mainspring.domain.placement import PARTITIONS, partition_of
 from support.waiting import eventually
-from support.workers import RawWorker, Shop, opened_shop, work
+from support.workers import LocalNode, RawWorker, open_local_node, work
 
 
-async def share(one: Shop, two: Shop) -> None:
+async def share(one: LocalNode, two: LocalNode) -> None:
     """Wait until each of two nodes owns its part."""
 
     async def shared() -> bool:
-        owned = [len(shop.server.node.ownership().partitions) for shop in (one, two)]
+        owned = [len(local_node.server.node.ownership().partitions) for local_node in (one, two)]
         return min(owned) > 60 and sum(owned) == 256
 
     await eventually(shared, within=15, what="both nodes own partitions")
 
 
-@pytest.fixture
-async def pair(database_url: str) -> AsyncIterator[tuple[Shop, Shop]]:
-    async with opened_shop(database_url) as one, opened_shop(database_url) as two:
+@asynccontextmanager
+async def two_nodes(
+    database_url: str, **settings: Any
+) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
+    async with (
+        open_local_node(database_url, **settings) as one,
+        open_local_node(database_url, **settings) as two,
+    ):
         await share(one, two)
+        yield one, two
+
+
+@pytest.fixture
+async def pair(database_url: str) -> AsyncIterator[tuple[LocalNode, LocalNode]]:
+    async with two_nodes(database_url) as (one, two):
         yield one, two
 
 
 async def test_a_worker_that_asks_one_node_gets_the_tasks_of_the_other(
     database_url: str,
 ) -> None:
-    """At once: so long as nodes look for letters and wakes without a hint, no machine is slow."""
+    """At once: so long as nodes look for messages and wakes without a hint, no machine is slow."""
     look = 5.0
-    async with (
-        opened_shop(database_url, wake_poll=look) as one,
-        opened_shop(database_url, wake_poll=look) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, wake_poll=look) as (one, two):
         delays = await delays_between(one, two)
     assert delays[len(delays) // 2] < look / 5, delays
     assert delays[-4] < look / 2, delays
 
 
-async def delays_between(one: Shop, two: Shop) -> list[float]:
+async def delays_between(one: LocalNode, two: LocalNode) -> list[float]:
     """How long tasks that are made at one node take to a worker at the other, in order."""
     worker = one.worker()
     loop = asyncio.get_running_loop()
     delays: list[float] = []
     for _ in range(60):
         asked = asyncio.create_task(worker.lease(most=1, wait=20))
-        await asyncio.sleep(0.01)
+        await eventually(one.polled_by(1), within=5, what="it waits")
         began = loop.time()
         created = await two.create()
         (task,) = await asked
@@ -62,8 +70,8 @@ async def delays_between(one: Shop, two: Shop) -> list[float]:
     return sorted(delays)
 
 
-async def test_lanes_that_ask_at_different_nodes_are_shown_as_one_worker(
-    pair: tuple[Shop, Shop],
+async def test_lanes_polling_different_nodes_are_shown_as_one_worker(
+    pair: tuple[LocalNode, LocalNode],
 ) -> None:
     one, two = pair
     here = one.worker(handlers=["fetch"])
@@ -92,10 +100,10 @@ async def test_lanes_that_ask_at_different_nodes_are_shown_as_one_worker(
     await shows("fetch", "train", "zip")
 
 
-async def test_no_worker_gets_more_than_it_asked_for(pair: tuple[Shop, Shop]) -> None:
+async def test_no_worker_gets_more_than_it_asked_for(pair: tuple[LocalNode, LocalNode]) -> None:
     one, two = pair
     await two.client.batch([work() for _ in range(300)])
-    workers = [shop.worker(f"w{n}") for n, shop in enumerate((one, one, two))]
+    workers = [local_node.worker(f"w{n}") for n, local_node in enumerate((one, one, two))]
     done: set[str] = set()
 
     async def drain(worker_number: int) -> None:
@@ -122,11 +130,7 @@ async def lease_all(worker: RawWorker, tasks: set[str]) -> None:
 async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
     database_url: str,
 ) -> None:
-    async with (
-        opened_shop(database_url, worker_lease=300.0) as one,
-        opened_shop(database_url, worker_lease=300.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=300.0) as (one, _):
         created = {await one.create() for _ in range(12)}
         worker = one.worker()
         await lease_all(worker, created)
@@ -135,11 +139,7 @@ async def test_a_restart_that_one_node_sees_frees_leases_at_the_other(
 
 
 async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url: str) -> None:
-    async with (
-        opened_shop(database_url, worker_lease=300.0) as one,
-        opened_shop(database_url, worker_lease=300.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=300.0) as (one, two):
         created = {await one.create() for _ in range(8)}
         worker = one.worker()
         await lease_all(worker, created)
@@ -151,14 +151,10 @@ async def test_a_cancel_reaches_a_worker_that_waits_at_another_node(database_url
                 assert await waiting == []
 
 
-async def test_what_a_frozen_worker_loses_at_another_node_does_not_come_back_to_it(
+async def test_a_lease_lost_at_another_node_does_not_come_back(
     database_url: str,
 ) -> None:
-    async with (
-        opened_shop(database_url, worker_lease=1.0) as one,
-        opened_shop(database_url, worker_lease=1.0) as two,
-    ):
-        await share(one, two)
+    async with two_nodes(database_url, worker_lease=1.0) as (one, two):
         frozen, live = one.worker("frozen"), one.worker("live")
         there = await owned_by(two)
         assert [task["id"] for task in await frozen.lease()] == [there]
@@ -170,19 +166,19 @@ async def test_what_a_frozen_worker_loses_at_another_node_does_not_come_back_to_
             assert await forgotten == []
 
 
-async def owned_by(shop: Shop) -> str:
+async def owned_by(local_node: LocalNode) -> str:
     """A task in a partition of this node; what else is made on the way is cancelled."""
-    tenant = await shop.server.keys.ensure_tenant("workshop")
+    tenant = await local_node.server.keys.ensure_tenant("workshop")
     for _ in range(30):
-        there = await shop.create()
+        there = await local_node.create()
         partition = partition_of(tenant, UUID(there), None, PARTITIONS)
-        if partition in shop.server.node.ownership().partitions:
+        if partition in local_node.server.node.ownership().partitions:
             return there
-        await shop.client.post(f"/v1/tasks/{there}/cancel")
+        await local_node.client.post(f"/v1/tasks/{there}/cancel")
     raise AssertionError("it owns next to nothing")
 
 
-async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) -> None:
+async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[LocalNode, LocalNode]) -> None:
     one, two = pair
     asked = asyncio.create_task(one.worker().lease(wait=20))
     later = [await two.create(delay=60) for _ in range(8)]
@@ -205,10 +201,10 @@ async def test_explain_knows_of_workers_at_other_nodes(pair: tuple[Shop, Shop]) 
         ({"host": "0.0.0.0", "advertise_url": "https://work.example/"}, "https://work.example"),
     ],
 )
-async def test_workers_are_told_an_address_that_they_can_reach(
+async def test_workers_get_an_address_that_they_can_reach(
     database_url: str, settings: dict[str, Any], told: str
 ) -> None:
-    async with opened_shop(database_url, **settings) as shop:
-        (node,) = (await shop.client.get("/v1/workers/nodes")).json()["nodes"]
-        port = shop.server.url.rpartition(":")[2]
+    async with open_local_node(database_url, **settings) as local_node:
+        (node,) = (await local_node.client.get("/v1/workers/nodes")).json()["nodes"]
+        port = local_node.server.url.rpartition(":")[2]
         assert node["url"] == told.format(port=port, name=socket.gethostname())

@@ -1,28 +1,19 @@
 """What people see of workers: the registry, and the lines they wrote."""
 
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
-import pytest
-
 from support.waiting import eventually
-from support.workers import Shop, opened_shop
+from support.workers import LocalNode
 
 
-@pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url, worker_lease=1.0) as opened:
-        yield opened
-
-
-async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> None:
-    await shop.create()
-    worker = shop.worker()
+async def test_workers_are_shown_with_their_offers_and_leases(local_node: LocalNode) -> None:
+    await local_node.create()
+    worker = local_node.worker()
     about = {"host": "db7", "slots": 8, "versions": {"python": "3.11"}, "memory_bytes": 1e6}
     (task,) = await worker.lease(about=about, tags=["gpu"])
 
     async def shown() -> dict[str, Any] | None:
-        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        (item,) = (await local_node.client.get("/v1/workers")).json()["items"]
         return item if item["leases"] == 1 and item["statistics"]["leased"] == 1 else None
 
     item = await eventually(shown, within=5, what="the worker is shown with its lease")
@@ -32,23 +23,23 @@ async def test_workers_are_shown_with_what_they_said_and_hold(shop: Shop) -> Non
     await worker.report(task)
 
     async def done() -> bool:
-        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        (item,) = (await local_node.client.get("/v1/workers")).json()["items"]
         return bool(item["leases"] == 0 and item["statistics"]["succeeded"] == 1)
 
     await eventually(done, within=5, what="the report is counted")
-    (node,) = (await shop.client.get("/v1/workers/nodes")).json()["nodes"]
-    assert (node["url"], node["partitions"]) == (shop.server.url, 256)
+    (node,) = (await local_node.client.get("/v1/workers/nodes")).json()["nodes"]
+    assert (node["url"], node["partitions"]) == (local_node.server.url, 256)
 
 
-async def test_all_that_the_lanes_of_a_worker_offer_is_shown(shop: Shop) -> None:
-    worker = shop.worker(offers={"resources": {"cpu": 2}})
+async def test_offers_of_all_lanes_of_a_worker_are_shown(local_node: LocalNode) -> None:
+    worker = local_node.worker(offers={"resources": {"cpu": 2}})
     lanes: tuple[dict[str, Any], ...] = (
         {"handlers": ["fetch", "Zip"], "queues": ["default"], "tags": ["gpu"]},
         {"handlers": ["train"], "queues": ["slow"], "commands": True},
     )
 
     async def item() -> dict[str, Any]:
-        (item,) = (await shop.client.get("/v1/workers")).json()["items"]
+        (item,) = (await local_node.client.get("/v1/workers")).json()["items"]
         return cast(dict[str, Any], item)
 
     async def whole() -> dict[str, Any] | None:
@@ -62,8 +53,8 @@ async def test_all_that_the_lanes_of_a_worker_offer_is_shown(shop: Shop) -> None
     assert (shown["handlers"], shown["queues"]) == (["Zip", "fetch", "train"], ["default", "slow"])
     assert (shown["tags"], shown["commands"], shown["resources"]["cpu"]) == (["gpu"], True, 2)
 
-    await shop.create("train", queue="slow")
-    there = await shop.create("fetch")
+    await local_node.create("train", queue="slow")
+    there = await local_node.create("fetch")
     (task,) = await worker.lease(**lanes[0])
     assert task["id"] == there, "each poll gets what it asks for itself"
 
@@ -71,29 +62,33 @@ async def test_all_that_the_lanes_of_a_worker_offer_is_shown(shop: Shop) -> None
     assert (await item())["handlers"] == ["train"]
 
 
-async def test_lines_are_kept_with_the_task_up_to_a_cap(shop: Shop) -> None:
-    there = await shop.create()
-    worker = shop.worker()
+async def test_lines_are_kept_with_the_task_up_to_a_cap(local_node: LocalNode) -> None:
+    there = await local_node.create()
+    worker = local_node.worker()
     (task,) = await worker.lease()
     line = {"id": task["id"], "fence": 1, "level": "stdout"}
     lines = [{**line, "message": f"row {n}\x00"} for n in range(3)]
     stray = {**line, "id": "00000000-0000-7000-8000-000000000000", "message": "nobody's"}
-    answer = await shop.client.post("/v1/leases/logs", {"lines": [*lines, stray]})
+    answer = await local_node.client.post("/v1/leases/logs", {"lines": [*lines, stray]})
     assert answer.json() == {"accepted": 3, "dropped": 1}
-    later = {**line, "fence": 2, "message": "of a try that has not begun"}
-    untouched = {**line, "id": await shop.create(queue="idle"), "message": "of a task nobody has"}
-    answer = await shop.client.post("/v1/leases/logs", {"lines": [later, untouched]})
+    later = {**line, "fence": 2, "message": "of an execution that has not begun"}
+    untouched = {
+        **line,
+        "id": await local_node.create(queue="idle"),
+        "message": "of a task nobody has",
+    }
+    answer = await local_node.client.post("/v1/leases/logs", {"lines": [later, untouched]})
     assert answer.json() == {"accepted": 0, "dropped": 2}
-    read = (await shop.client.get(f"/v1/tasks/{there}/logs?limit=2")).json()
+    read = (await local_node.client.get(f"/v1/tasks/{there}/logs?limit=2")).json()
     assert [item["message"] for item in read["items"]] == ["row 0\ufffd", "row 1\ufffd"]
-    rest = await shop.client.get(f"/v1/tasks/{there}/logs?cursor={read['next_cursor']}")
+    rest = await local_node.client.get(f"/v1/tasks/{there}/logs?cursor={read['next_cursor']}")
     assert [item["message"] for item in rest.json()["items"]] == ["row 2\ufffd"]
     many = {"lines": [{**line, "message": "x" * 500}] * 999}
-    assert (await shop.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
+    assert (await local_node.client.post("/v1/leases/logs", many)).json()["accepted"] == 997
     error = {**line, "level": "error", "message": "the last words"}
     last = {"lines": [{**line, "message": "x"}, error, error]}
-    assert (await shop.client.post("/v1/leases/logs", last)).json()["accepted"] == 2
+    assert (await local_node.client.post("/v1/leases/logs", last)).json()["accepted"] == 2
     errors = {"lines": [error] * 200}
-    assert (await shop.client.post("/v1/leases/logs", errors)).json()["accepted"] == 98
-    await shop.client.call("DELETE", f"/v1/tasks/{there}")
-    assert (await shop.client.get(f"/v1/tasks/{there}/logs")).status == 404
+    assert (await local_node.client.post("/v1/leases/logs", errors)).json()["accepted"] == 98
+    await local_node.client.call("DELETE", f"/v1/tasks/{there}")
+    assert (await local_node.client.get(f"/v1/tasks/{there}/logs")).status == 404

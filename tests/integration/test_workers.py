@@ -1,119 +1,118 @@
 """Workers at one node: leases, heartbeats, reports, and what happens when they stop coming."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from support.waiting import eventually
-from support.workers import Shop, opened_shop, work
+from support.workers import LocalNode, open_local_node, work
 
 
-@pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    async with opened_shop(database_url, worker_lease=1.0) as opened:
-        yield opened
-
-
-async def test_a_task_is_leased_reported_and_read(shop: Shop) -> None:
-    created = await shop.create(payload={"n": 1}, labels={"team": "a"}, timeout=60)
-    worker = shop.worker()
+async def test_a_task_is_leased_reported_and_read(local_node: LocalNode) -> None:
+    created = await local_node.create(payload={"n": 1}, labels={"team": "a"}, timeout=60)
+    worker = local_node.worker()
     (task,) = await worker.lease()
     assert task["id"] == created
     assert (task["fence"], task["attempt"], task["timeout"]) == (1, 1, 60)
     assert task["target"] == {"type": "handler", "name": "work"}
     assert task["payload"] == {"n": 1}
     assert task["context"]["labels"] == {"team": "a"}
-    assert (await shop.task(created))["state"] == "running"
+    assert (await local_node.task(created))["state"] == "running"
     assert await worker.report(task, result={"rows": 12}) == ["accepted"]
-    read = await shop.task(created)
+    read = await local_node.task(created)
     assert (read["state"], read["result"]) == ("completed", {"rows": 12})
-    (tried,) = await shop.tries(created)
+    (tried,) = await local_node.executions(created)
     assert (tried["worker"], tried["outcome"], tried["fence"]) == ("w1", "succeeded", 1)
 
 
-async def test_a_step_says_of_which_run_it_is(shop: Shop) -> None:
+async def test_a_step_says_of_which_run_it_is(local_node: LocalNode) -> None:
     steps = [{"id": "load", "needs": [], **work()}]
-    made = await shop.client.post("/v1/workflows", {"name": "flow", "steps": steps})
+    made = await local_node.client.post("/v1/workflows", {"name": "flow", "steps": steps})
     assert made.status == 201, made.body
-    run = (await shop.client.post("/v1/workflows/flow/runs", {})).json()["id"]
-    worker = shop.worker()
+    run = (await local_node.client.post("/v1/workflows/flow/runs", {})).json()["id"]
+    worker = local_node.worker()
     (task,) = await worker.lease()
     assert (task["context"]["workflow_run_id"], task["context"]["step"]) == (run, "load")
     assert await worker.report(task) == ["accepted"]
 
 
-async def test_a_waiting_worker_gets_a_task_at_once(shop: Shop) -> None:
-    worker = shop.worker()
+async def test_a_waiting_worker_gets_a_task_at_once(local_node: LocalNode) -> None:
+    worker = local_node.worker()
     asked = asyncio.create_task(worker.lease(wait=30))
-    await asyncio.sleep(0.2)
+    await eventually(local_node.polled_by(1), within=5, what="it waits")
     loop = asyncio.get_running_loop()
     began = loop.time()
-    created = await shop.create()
+    created = await local_node.create()
     (task,) = await asked
     assert task["id"] == created
     assert loop.time() - began < 0.5
 
 
-async def test_nothing_comes_and_the_answer_is_empty(shop: Shop) -> None:
-    assert await shop.worker().lease(wait=0) == []
-    assert await shop.worker().lease(wait=0.2) == []
+async def test_nothing_comes_and_the_answer_is_empty(local_node: LocalNode) -> None:
+    assert await local_node.worker().lease(wait=0) == []
+    assert await local_node.worker().lease(wait=0.2) == []
 
 
 # --- what a worker can run -------------------------------------------------------------------
 
 
-async def test_a_task_waits_for_a_worker_that_can_run_it(shop: Shop) -> None:
-    there = await shop.create("train", queue="slow", requires={"tags": ["gpu"], "memory_mb": 512})
+async def test_a_task_waits_for_a_worker_that_can_run_it(local_node: LocalNode) -> None:
+    there = await local_node.create(
+        "train", queue="slow", requires={"tags": ["gpu"], "memory_mb": 512}
+    )
     for offer in (
         {"handlers": ["other"], "queues": ["slow"], "tags": ["gpu"]},
         {"handlers": ["train"], "queues": ["default"], "tags": ["gpu"]},
         {"handlers": ["train"], "queues": ["slow"], "tags": ["fpga"]},
         {"handlers": ["train"], "queues": ["slow"], "tags": ["gpu"], "resources": {"memory_mb": 9}},
     ):
-        assert await shop.worker("unfit").lease(wait=0, **offer) == []
-    told = (await shop.client.get(f"/v1/tasks/{there}/explain")).json()
+        assert await local_node.worker("unfit").lease(wait=0, **offer) == []
+    told = (await local_node.client.get(f"/v1/tasks/{there}/explain")).json()
     assert told["verdict"] == "no_worker"
-    assert (await shop.task(there))["attempts"] == 0
-    able = shop.worker("able", handlers=["train"])
+    assert (await local_node.task(there))["attempts"] == 0
+    able = local_node.worker("able", handlers=["train"])
     (task,) = await able.lease(queues=["default", "slow"], tags=["gpu", "ssd"])
     assert task["id"] == there
     assert await able.report(task) == ["accepted"]
-    late = (await shop.task(there))["lateness"]
+    late = (await local_node.task(there))["lateness"]
     assert late["no_worker"] > 0.05, late
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(shop: Shop, lanes: int) -> None:
-    worker = shop.worker()
+async def test_when_the_last_worker_has_gone_the_tasks_wait_for_one(
+    local_node: LocalNode, lanes: int
+) -> None:
+    worker = local_node.worker()
     asked = asyncio.gather(*(worker.lease(wait=20) for _ in range(lanes)))
 
     async def waits() -> bool:
-        return bool((await shop.client.get("/v1/workers")).json()["items"])
+        return bool((await local_node.client.get("/v1/workers")).json()["items"])
 
     await eventually(waits, within=5, what="the worker waits")
     asked.cancel()
     await asyncio.wait([asked])
-    there = await shop.create()
+    there = await local_node.create()
 
     async def told() -> bool:
-        answer = await shop.client.get(f"/v1/tasks/{there}/explain")
+        answer = await local_node.client.get(f"/v1/tasks/{there}/explain")
         return bool(answer.json()["verdict"] == "no_worker")
 
     await eventually(told, within=5, what="there is no worker")
 
 
-async def test_commands_go_to_workers_that_run_commands(shop: Shop) -> None:
+async def test_commands_go_to_workers_that_run_commands(local_node: LocalNode) -> None:
     command = {"target": {"type": "command", "argv": ["backup.sh", "--full"]}}
-    there = str(await shop.client.create(command))
-    assert await shop.worker("plain").lease(wait=0) == []
-    (task,) = await shop.worker("runner").lease(commands=True, handlers=[])
+    there = str(await local_node.client.create(command))
+    assert await local_node.worker("plain").lease(wait=0) == []
+    (task,) = await local_node.worker("runner").lease(commands=True, handlers=[])
     assert (task["id"], task["target"]["argv"]) == (there, ["backup.sh", "--full"])
 
 
-async def test_a_worker_gets_no_more_than_it_asks_for_and_others_the_rest(shop: Shop) -> None:
-    await shop.client.batch([work() for _ in range(7)])
-    one, two = shop.worker("w1"), shop.worker("w2")
+async def test_a_worker_gets_what_it_asks_for_and_others_the_rest(
+    local_node: LocalNode,
+) -> None:
+    await local_node.client.batch([work() for _ in range(7)])
+    one, two = local_node.worker("w1"), local_node.worker("w2")
     got: list[str] = []
     for worker, most in ((one, 4), (two, 2), (one, 4), (two, 2), (one, 4), (two, 2), (two, 2)):
         if len(got) < 7:
@@ -123,18 +122,18 @@ async def test_a_worker_gets_no_more_than_it_asks_for_and_others_the_rest(shop: 
     assert len(set(got)) == len(got) == 7
 
 
-async def test_what_others_queue_up_is_not_in_the_way(shop: Shop) -> None:
+async def test_what_others_queue_up_is_not_in_the_way(local_node: LocalNode) -> None:
     """A thousand tasks that nobody can run, and one that somebody can."""
-    await shop.client.batch([work("nobody", priority=9) for _ in range(1000)])
-    there = await shop.create()
-    (task,) = await shop.worker().lease()
+    await local_node.client.batch([work("nobody", priority=9) for _ in range(1000)])
+    there = await local_node.create()
+    (task,) = await local_node.worker().lease()
     assert task["id"] == there
 
 
-async def test_a_key_and_a_limit_hold_for_workers_too(shop: Shop) -> None:
-    worker = shop.worker()
+async def test_a_key_and_a_limit_hold_for_workers_too(local_node: LocalNode) -> None:
+    worker = local_node.worker()
     for _ in range(3):
-        await shop.create(concurrency={"key": "k", "limit": 1})
+        await local_node.create(concurrency={"key": "k", "limit": 1})
     for _ in range(3):
         (task,) = await worker.lease()
         assert await worker.report(task) == ["accepted"]
@@ -143,15 +142,15 @@ async def test_a_key_and_a_limit_hold_for_workers_too(shop: Shop) -> None:
 # --- cancels ---------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_waits_hears_of_a_cancel_at_once(database_url: str) -> None:
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        there = await shop.create()
-        worker = shop.worker()
+async def test_a_polling_worker_learns_of_a_cancel_at_once(database_url: str) -> None:
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        there = await local_node.create()
+        worker = local_node.worker()
         (task,) = await worker.lease()
-        stranger = asyncio.create_task(shop.worker("stranger").lease(wait=20))
+        stranger = asyncio.create_task(local_node.worker("stranger").lease(wait=20))
         waiting = asyncio.create_task(worker.lease(wait=20))
-        await eventually(shop.polled_by(2), within=5, what="both wait")
-        await shop.client.post(f"/v1/tasks/{there}/cancel")
+        await eventually(local_node.polled_by(2), within=5, what="both wait")
+        await local_node.client.post(f"/v1/tasks/{there}/cancel")
         async with asyncio.timeout(5):
             assert await waiting == [], "empty before its time: ask"
         assert (await worker.beat(task))[0]["action"] == "cancel"
@@ -163,48 +162,48 @@ async def test_a_worker_that_waits_hears_of_a_cancel_at_once(database_url: str) 
 # --- losses --------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(shop: Shop) -> None:
-    """SCENARIOS 13 and 14: the next try is another's, and the sleeper's report is fenced."""
-    there = await shop.create()
-    sleeper, other = shop.worker("sleeper"), shop.worker("other")
+async def test_a_worker_that_is_gone_loses_its_tasks_after_the_lease(local_node: LocalNode) -> None:
+    """SCENARIOS 13 and 14: the next execution is another's, and the sleeper's report is fenced."""
+    there = await local_node.create()
+    sleeper, other = local_node.worker("sleeper"), local_node.worker("other")
     (task,) = await sleeper.lease()
     (again,) = await other.lease(wait=10)
     assert (again["id"], again["fence"]) == (there, 2)
     assert await sleeper.report(task, result="late") == ["fenced"]
     assert (await sleeper.beat(task))[0]["action"] == "lost"
     assert await other.report(again, result="good") == ["accepted"]
-    read = await shop.task(there)
+    read = await local_node.task(there)
     assert (read["state"], read["result"]) == ("completed", "good")
-    tries = await shop.tries(there)
-    assert [(t["worker"], t["outcome"]) for t in tries] == [
+    executions = await local_node.executions(there)
+    assert [(t["worker"], t["outcome"]) for t in executions] == [
         ("sleeper", "lost"),
         ("other", "succeeded"),
     ]
-    assert tries[0]["error"]["code"] == "lost"
-    assert "until its lease ended" in tries[0]["error"]["message"]
+    assert executions[0]["error"]["code"] == "lost"
+    assert "until its lease ended" in executions[0]["error"]["message"]
 
 
-async def test_what_a_frozen_worker_loses_does_not_come_back_to_it(shop: Shop) -> None:
+async def test_what_a_frozen_worker_loses_does_not_come_back_to_it(local_node: LocalNode) -> None:
     """Its poll is still open, and the first in the line."""
-    there = await shop.create()
-    frozen, live = shop.worker("frozen"), shop.worker("live")
+    there = await local_node.create()
+    frozen, live = local_node.worker("frozen"), local_node.worker("live")
     assert await frozen.lease()
     forgotten = asyncio.create_task(frozen.lease(wait=20))
-    await eventually(shop.polled_by(1), within=5, what="the frozen one waits")
+    await eventually(local_node.polled_by(1), within=5, what="the frozen one waits")
     (again,) = await live.lease(wait=10)
     assert (again["id"], again["fence"]) == (there, 2)
     async with asyncio.timeout(5):
         assert await forgotten == []
     assert await live.report(again) == ["accepted"]
-    read = await shop.task(there)
+    read = await local_node.task(there)
     assert read["lateness"]["failed_tries"] > 0.9, "the time that the frozen one had it"
     assert "unattributed" not in read["lateness"], read["lateness"]
-    assert [t["worker"] for t in await shop.tries(there)] == ["frozen", "live"]
+    assert [t["worker"] for t in await local_node.executions(there)] == ["frozen", "live"]
 
 
-async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
-    there = await shop.create()
-    worker = shop.worker()
+async def test_heartbeats_keep_a_long_task(local_node: LocalNode) -> None:
+    there = await local_node.create()
+    worker = local_node.worker()
     (task,) = await worker.lease()
     ends = [task["lease_until"]]
     for step in range(6):
@@ -213,18 +212,18 @@ async def test_heartbeats_keep_a_long_task(shop: Shop) -> None:
         assert pulse["action"] == "continue"
         ends.append(pulse["lease_until"])
     assert ends == sorted(ends)
-    assert (await shop.task(there))["progress"] == {"step": 5}
+    assert (await local_node.task(there))["progress"] == {"step": 5}
     assert await worker.report(task) == ["accepted"]
-    assert len(await shop.tries(there)) == 1
+    assert len(await local_node.executions(there)) == 1
 
 
-async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_nothing(
+async def test_a_restarted_worker_frees_its_leases_and_revives_none(
     database_url: str,
 ) -> None:
     """SCENARIOS 16, with a lease that would last for minutes."""
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        there = await shop.create()
-        old = shop.worker()
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        there = await local_node.create()
+        old = local_node.worker()
         (task,) = await old.lease()
         new = old.restarted()
         loop = asyncio.get_running_loop()
@@ -234,22 +233,24 @@ async def test_a_restart_under_the_same_name_frees_what_was_held_and_revives_not
         assert (again["id"], again["fence"]) == (there, 2)
         assert (await old.beat(task))[0]["action"] == "lost"
         assert await old.report(task) == ["fenced"]
-        refused = await shop.client.post(
+        refused = await local_node.client.post(
             "/v1/leases", {"worker": "w1", "incarnation": old.incarnation, "wait": 0}
         )
         assert refused.status == 409
         assert (await new.beat(again))[0]["action"] == "continue"
-        assert (await shop.tries(there))[0]["error"]["message"] == "its worker began anew"
+        assert (await local_node.executions(there))[0]["error"][
+            "message"
+        ] == "its worker began anew"
         assert await new.report(again) == ["accepted"]
 
 
 async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url: str) -> None:
     """SCENARIOS 17: the third loss, alone, is the last; its neighbours are unharmed. That it had
     begun before is known of it by a heartbeat."""
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        poison = await shop.create(payload="poison", priority=9)
-        neighbours = [await shop.create(payload="good") for _ in range(4)]
-        worker = shop.worker()
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        poison = await local_node.create(payload="poison", priority=9)
+        neighbours = [await local_node.create(payload="good") for _ in range(4)]
+        worker = local_node.worker()
         for _ in range(2):
             held: set[str] = set()
             while held < {poison, *neighbours}:
@@ -270,22 +271,22 @@ async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url
                 assert await worker.report(*tasks) == ["accepted"]
         assert await worker.lease(most=5, wait=0.3) == []
         assert sorted(alone) == sorted([id] for id in (poison, *neighbours))
-        read = await shop.until(poison, "failed")
+        read = await local_node.until(poison, "failed")
         assert read["error"]["code"] == "poison"
-        letter = (await shop.client.get(f"/v1/dead-letters/{poison}")).json()
+        letter = (await local_node.client.get(f"/v1/dead-letters/{poison}")).json()
         assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
         assert [a["error"]["code"] for a in letter["attempts"]] == ["lost"] * 3
         for neighbour in neighbours:
-            assert (await shop.task(neighbour))["state"] == "completed"
+            assert (await local_node.task(neighbour))["state"] == "completed"
 
 
-async def test_who_announces_starts_is_not_blamed_for_what_it_did_not_begin(
+async def test_a_worker_is_not_blamed_for_tasks_it_did_not_start(
     database_url: str,
 ) -> None:
     """SCENARIOS 50: however often it dies, and although it keeps the lease meanwhile."""
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        there = await shop.create()
-        worker = shop.worker()
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        there = await local_node.create()
+        worker = local_node.worker()
         for number in range(4):
             (task,) = await worker.lease(announces_starts=True)
             assert (task["context"]["suspect"], task["context"]["alone"]) == (
@@ -296,37 +297,37 @@ async def test_who_announces_starts_is_not_blamed_for_what_it_did_not_begin(
             assert pulse["action"] == "continue"
             worker = worker.restarted()
         (task,) = await worker.lease(announces_starts=True)
-        tries = await shop.tries(there)
-        assert [one["outcome"] for one in tries] == ["lost"] * 4
-        assert all("not known to have begun" in one["error"]["message"] for one in tries)
+        executions = await local_node.executions(there)
+        assert [one["outcome"] for one in executions] == ["lost"] * 4
+        assert all("not known to have begun" in one["error"]["message"] for one in executions)
         await worker.beat(task, alone=True)
         worker = worker.restarted()
         (task,) = await worker.lease(wait=20, announces_starts=True)
         await worker.beat(task, alone=True)
         worker = worker.restarted()
         assert await worker.lease(wait=0.3, announces_starts=True) == []
-        assert (await shop.until(there, "failed"))["error"]["code"] == "poison"
+        assert (await local_node.until(there, "failed"))["error"]["code"] == "poison"
 
 
-async def test_of_many_leases_none_is_taken_to_have_begun(database_url: str) -> None:
+async def test_of_many_leases_none_counts_as_started(database_url: str) -> None:
     """A worker that never says what it begins: only what it got alone counts against a task."""
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        both = {await shop.create() for _ in range(2)}
-        worker, held = shop.worker(), set[str]()
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        both = {await local_node.create() for _ in range(2)}
+        worker, held = local_node.worker(), set[str]()
         while held < both:
             held |= {task["id"] for task in await worker.lease(most=2, running=[])}
         worker = worker.restarted()
         await worker.lease(most=1, running=[])
-        tries = [one for task_id in both for one in await shop.tries(task_id)]
-        unproven = ["not known to have begun" in one["error"]["message"] for one in tries]
+        executions = [one for task_id in both for one in await local_node.executions(task_id)]
+        unproven = ["not known to have begun" in one["error"]["message"] for one in executions]
         assert len(unproven) == 2
         assert any(unproven), "they were leased one after the other at best"
 
 
 async def test_a_report_shows_that_a_task_does_not_kill(database_url: str) -> None:
-    async with opened_shop(database_url, worker_lease=300.0) as shop:
-        there = await shop.create(retry={"max_attempts": 5, "initial": 0.01})
-        worker = shop.worker()
+    async with open_local_node(database_url, worker_lease=300.0) as local_node:
+        there = await local_node.create(retry={"max_attempts": 5, "initial": 0.01})
+        worker = local_node.worker()
         for _ in range(2):
             assert await worker.lease()
             worker = worker.restarted()
@@ -337,10 +338,10 @@ async def test_a_report_shows_that_a_task_does_not_kill(database_url: str) -> No
         assert (task["id"], task["context"]["alone"]) == (there, False)
 
 
-async def test_the_hard_timeout_ends_what_heartbeats_for_ever(shop: Shop) -> None:
+async def test_the_hard_timeout_ends_what_heartbeats_for_ever(local_node: LocalNode) -> None:
     """SCENARIOS 18."""
-    there = await shop.create(timeout=0.5, retry={"max_attempts": 1})
-    worker = shop.worker()
+    there = await local_node.create(timeout=0.5, retry={"max_attempts": 1})
+    worker = local_node.worker()
     (task,) = await worker.lease()
     actions = []
     for _ in range(40):
@@ -351,66 +352,70 @@ async def test_the_hard_timeout_ends_what_heartbeats_for_ever(shop: Shop) -> Non
             break
     assert actions[-1] == "lost"
     assert set(actions[:-1]) == {"continue"}
-    read = await shop.task(there)
+    read = await local_node.task(there)
     assert (read["state"], read["error"]["code"]) == ("failed", "timeout")
-    assert [t["outcome"] for t in await shop.tries(there)] == ["timed_out"]
+    assert [t["outcome"] for t in await local_node.executions(there)] == ["timed_out"]
     assert await worker.report(task) == ["fenced"]
 
 
 @pytest.mark.parametrize("status", ["failed", "released", "succeeded"])
-async def test_a_cancel_is_heard_at_the_next_heartbeat(shop: Shop, status: str) -> None:
+async def test_a_cancel_arrives_with_the_next_heartbeat(local_node: LocalNode, status: str) -> None:
     """SCENARIOS 19."""
-    there = await shop.create(retry={"max_attempts": 1})
-    worker = shop.worker()
+    there = await local_node.create(retry={"max_attempts": 1})
+    worker = local_node.worker()
     (task,) = await worker.lease()
-    assert (await shop.client.post(f"/v1/tasks/{there}/cancel")).status == 200
+    assert (await local_node.client.post(f"/v1/tasks/{there}/cancel")).status == 200
     assert (await worker.beat(task))[0]["action"] == "cancel"
     assert await worker.report(task, status=status) == ["accepted"]
-    state = (await shop.task(there))["state"]
+    state = (await local_node.task(there))["state"]
     assert state == ("completed" if status == "succeeded" else "cancelled")
 
 
-async def test_a_cancelled_task_of_a_worker_that_is_gone_ends_as_cancelled(shop: Shop) -> None:
-    there = await shop.create()
-    assert await shop.worker().lease()
-    await shop.client.post(f"/v1/tasks/{there}/cancel")
-    assert (await shop.until(there, "cancelled"))["attempts"] == 1
+async def test_a_cancelled_task_of_a_lost_worker_ends_as_cancelled(
+    local_node: LocalNode,
+) -> None:
+    there = await local_node.create()
+    assert await local_node.worker().lease()
+    await local_node.client.post(f"/v1/tasks/{there}/cancel")
+    assert (await local_node.until(there, "cancelled"))["attempts"] == 1
 
 
-async def test_a_completion_that_races_the_end_of_the_lease_has_one_outcome(shop: Shop) -> None:
+async def test_a_completion_at_the_end_of_the_lease_has_one_outcome(
+    local_node: LocalNode,
+) -> None:
     """SCENARIOS 15."""
-    worker, other = shop.worker("w1"), shop.worker("w2")
+    worker, other = local_node.worker("w1"), local_node.worker("w2")
     for moment in (0.9, 1.0, 1.05, 1.1):
-        there = await shop.create()
+        there = await local_node.create()
         (task,) = await worker.lease()
         await asyncio.sleep(moment)
         (verdict,) = await worker.report(task, result="first")
         if verdict == "accepted":
-            assert (await shop.task(there))["result"] == "first"
+            assert (await local_node.task(there))["result"] == "first"
             continue
         assert verdict == "fenced"
         (again,) = await other.lease()
         assert await other.report(again, result="second") == ["accepted"]
-        assert (await shop.task(there))["result"] == "second"
+        assert (await local_node.task(there))["result"] == "second"
 
 
-async def test_a_node_that_waits_for_less_long_than_it_is_asked_to_says_so(
+async def test_a_node_says_when_it_waits_shorter_than_it_is_asked_to(
     database_url: str,
 ) -> None:
     body = {"worker": "w", "incarnation": "1", "handlers": ["work"], "max": 1}
-    async with opened_shop(database_url, longest_poll=0.2) as shop:
-        cut = await shop.client.post("/v1/leases", {**body, "wait": 20})
+    async with open_local_node(database_url, longest_poll=0.2) as local_node:
+        cut = await local_node.client.post("/v1/leases", {**body, "wait": 20})
         assert cut.json() == {"tasks": [], "wait": 0.2}
-        whole = await shop.client.post("/v1/leases", {**body, "wait": 0.1})
+        whole = await local_node.client.post("/v1/leases", {**body, "wait": 0.1})
         assert whole.json() == {"tasks": []}
 
 
-async def test_a_worker_that_hangs_up_leaves_nothing_behind(shop: Shop) -> None:
+async def test_a_worker_that_hangs_up_leaves_nothing_behind(local_node: LocalNode) -> None:
     """Its poll is forgotten, and what is claimed for it in that moment is released."""
-    asked = asyncio.create_task(shop.worker("gone").lease(wait=30))
-    await asyncio.sleep(0.1)
+    asked = asyncio.create_task(local_node.worker("gone").lease(wait=30))
+    await eventually(local_node.polled_by(1), within=5, what="it waits")
     asked.cancel()
     await asyncio.wait([asked])
-    there = await shop.create()
-    (task,) = await shop.worker("here").lease(wait=3)
+    there = await local_node.create()
+    (task,) = await local_node.worker("here").lease(wait=3)
     assert task["id"] == there

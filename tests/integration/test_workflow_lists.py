@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mainspring.domain.task import TaskState
 from mainspring.store.tasks import TaskChange
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 from support.runs import RunWorld, finish, step, workflow
 
 
@@ -34,7 +34,7 @@ async def test_an_empty_list_is_done_at_once(world: RunWorld) -> None:
     assert (await world.step(run, "each")).result == b"[]"
 
 
-async def test_a_list_that_fails_is_joined_before_others_are_decided_on(world: RunWorld) -> None:
+async def test_a_failed_list_is_joined_before_other_steps_are_decided(world: RunWorld) -> None:
     """Both end in one transaction: the run has failed, so what waited for one success is left
     out, and never released."""
     run = await world.begin(
@@ -52,12 +52,12 @@ async def test_a_list_that_fails_is_joined_before_others_are_decided_on(world: R
     assert (await world.states(run))["either"] == "skipped"
 
 
-async def test_a_list_that_is_begun_again_with_all_its_items_done_is_joined(
+async def test_a_restarted_list_with_all_items_done_is_joined(
     world: RunWorld,
 ) -> None:
     run = await world.begin(workflow(step("list", foreach="[1, 2]"), on_failure="continue"))
     items = await world.claim(run)
-    tasks = TaskChanges(world.database, world.steps)
+    tasks = TaskChangeService(world.database, world.steps)
     [row] = await world.database.fetch("SELECT id FROM tasks WHERE step = 'list'")
     await tasks.change(
         world.tenant_id, row["id"], lambda locked: replace(TaskChange.of(locked), state="cancelled")

@@ -134,7 +134,7 @@ async def test_two_nodes_that_record_steps_of_a_run_take_turns(
     assert await world.state(run) == "failed"
 
 
-async def test_without_the_lock_of_the_run_they_would_wait_for_each_other(
+async def test_without_the_lock_of_the_run_they_would_deadlock(
     world: RunWorld,
     other: asyncpg.Connection,
     third: asyncpg.Connection,
@@ -183,7 +183,7 @@ async def _at_once(
     failed: Execution,
 ) -> list[int]:
     """The one node has recorded a success, but not yet what follows from it, when the other records
-    a failure. Answers how many steps each of them released."""
+    a failure. Return how many steps each of them released."""
     now = await world.now()
 
     async def fail() -> Moved:

@@ -145,7 +145,7 @@ async def _start(world: RunWorld, run: UUID, chosen: list[str]) -> dict[str, Exe
 async def _end(
     world: RunWorld, plan: Plan, held: dict[str, Execution], outcomes: dict[str, TaskState]
 ) -> dict[str, Execution]:
-    """Record ends, at once or (where the order does not matter) on two connections; answers what
+    """Record ends, at once or (where the order does not matter) on two connections; return what
     started by that."""
     finishes = [finish(held[task], state) for task, state in outcomes.items()]
     crash, offer = plan.crash(), plan.offer()
@@ -199,12 +199,12 @@ async def _agree(world: RunWorld, run: UUID, model: RunModel) -> None:
 
 async def _sound(world: RunWorld, run: UUID, model: RunModel) -> None:
     """Each task started once, and every step left one task behind."""
-    tries = await world.database.fetch(
-        "SELECT h.step, count(*) AS tries FROM executions e JOIN task_history h ON h.id = e.task_id"
+    executions = await world.database.fetch(
+        "SELECT h.step, count(*) AS times FROM executions e JOIN task_history h ON h.id = e.task_id"
         " WHERE h.workflow_run_id = $1 GROUP BY h.step",
         run,
     )
-    assert {row["step"]: row["tries"] for row in tries} == dict.fromkeys(model.started, 1)
+    assert {row["step"]: row["times"] for row in executions} == dict.fromkeys(model.started, 1)
     ended = await world.database.fetch(
         "SELECT step FROM task_history WHERE workflow_run_id = $1", run
     )

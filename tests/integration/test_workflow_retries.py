@@ -79,7 +79,7 @@ async def letters_of(world: RunWorld, run: UUID) -> dict[str, tuple[str | None, 
     return {row["step"]: (row["resolution"], row["replayed_as"]) for row in rows}
 
 
-async def test_letters_of_what_is_done_once_more_are_resolved(world: RunWorld) -> None:
+async def test_dead_letters_of_retried_steps_are_resolved(world: RunWorld) -> None:
     """With the task that does the work now; that of a list stands for its items."""
     run = await listed(world, workflow(*LISTED.steps, step("b"), step("c"), on_failure="continue"))
     await world.drain(run, failing=["b", "c"])
@@ -100,7 +100,7 @@ async def test_letters_of_what_is_done_once_more_are_resolved(world: RunWorld) -
     assert [row["actor"] for row in rows] == ["me"] * 3
 
 
-async def test_letters_of_what_is_skipped_by_hand_are_archived(world: RunWorld) -> None:
+async def test_dead_letters_of_skipped_steps_are_archived(world: RunWorld) -> None:
     """Until it is done after all."""
     run = await listed(world, workflow(*LISTED.steps, step("b"), on_failure="continue"))
     await world.drain(run, failing=["b"])
@@ -142,7 +142,7 @@ async def test_a_list_that_completed_is_repeated_as_a_whole(world: RunWorld) -> 
     assert await world.drain(run) == [*ALL, "sum"]
 
 
-async def test_a_list_that_began_before_what_it_speaks_of_had_ended_is_repeated_as_a_whole(
+async def test_a_list_started_before_its_inputs_end_is_repeated_whole(
     world: RunWorld,
 ) -> None:
     """Its items saw nothing of it then, and do now."""
@@ -156,7 +156,7 @@ async def test_a_list_that_began_before_what_it_speaks_of_had_ended_is_repeated_
     ]
 
 
-async def test_a_list_after_a_step_that_was_skipped_by_hand_is_repeated_as_a_whole(
+async def test_a_list_after_a_manually_skipped_step_is_repeated_whole(
     world: RunWorld,
 ) -> None:
     """It may speak of the state of that step, which is another one now."""
@@ -175,7 +175,7 @@ async def test_a_list_after_a_step_that_was_skipped_by_hand_is_repeated_as_a_who
     assert await world.state(run) == "completed"
 
 
-async def test_what_a_paused_run_kept_of_a_list_goes_when_the_list_may_be_another(
+async def test_a_paused_run_drops_list_items_when_the_list_may_change(
     world: RunWorld,
 ) -> None:
     definition = workflow(*LISTED.steps, step("idle", delay=3600), on_failure="continue")
@@ -188,7 +188,7 @@ async def test_what_a_paused_run_kept_of_a_list_goes_when_the_list_may_be_anothe
     assert await world.drain(run) == ["each[0]", "sum"]
 
 
-async def test_a_list_whose_steps_before_all_waited_for_theirs_is_the_same(world: RunWorld) -> None:
+async def test_a_list_after_steps_that_waited_for_theirs_is_the_same(world: RunWorld) -> None:
     definition = workflow(step("a"), step("b", "a"), each("b", uses=("a",)), on_failure="continue")
     run = await world.begin(definition)
     await world.report(await world.claim(run), result=b"[3, 4, 5]")
@@ -220,7 +220,7 @@ async def test_a_retry_does_what_failing_fast_left_out(world: RunWorld) -> None:
     assert await world.state(run) == "completed"
 
 
-async def test_skipping_the_one_that_failed_by_hand_does_so_too(world: RunWorld) -> None:
+async def test_skipping_the_failed_step_does_so_too(world: RunWorld) -> None:
     run = await world.begin(workflow(step("a"), step("b"), step("c", "b")))
     a, b = await world.claim(run)
     await world.report([a], TaskState.FAILED)
@@ -247,7 +247,7 @@ async def test_of_two_steps_that_failed_one_can_be_retried(world: RunWorld) -> N
 # --- any run ------------------------------------------------------------------------------------
 
 
-async def test_a_run_that_is_retried_until_nothing_fails_ends_as_if_nothing_had(
+async def test_a_run_retried_until_it_succeeds_ends_like_a_success(
     world: RunWorld,
 ) -> None:
     for seed in range(30):

@@ -34,7 +34,7 @@ async def test_a_diamond_runs_in_order(world: RunWorld) -> None:
     assert set((await world.states(run)).values()) == {"completed"}
 
 
-async def test_a_join_whose_parents_end_at_once_on_many_connections_starts_once(
+async def test_a_join_whose_parents_end_concurrently_starts_once(
     world: RunWorld,
 ) -> None:
     """The last two of them must see each other: else the join starts never, or twice."""
@@ -58,7 +58,7 @@ async def test_an_outcome_that_is_written_twice_counts_once(world: RunWorld) -> 
     assert (await world.step(run, "c")).finished == 1
 
 
-async def test_a_step_without_its_condition_is_left_out_and_those_after_it_too(
+async def test_an_unmet_condition_skips_the_step_and_those_after_it(
     world: RunWorld,
 ) -> None:
     definition = workflow(
@@ -99,7 +99,7 @@ async def test_a_template_that_cannot_be_filled_fails_its_step(world: RunWorld) 
     assert await world.state(run) == "failed"
 
 
-async def test_failing_fast_leaves_out_what_only_makes_sense_after_a_success(
+async def test_failing_fast_skips_steps_that_need_a_success(
     world: RunWorld,
 ) -> None:
     definition = workflow(
@@ -118,7 +118,7 @@ async def test_failing_fast_leaves_out_what_only_makes_sense_after_a_success(
     assert await world.state(run) == "failed"
 
 
-async def test_continuing_after_a_failure_does_what_does_not_depend_on_it(world: RunWorld) -> None:
+async def test_continuing_after_a_failure_runs_independent_steps(world: RunWorld) -> None:
     definition = workflow(
         step("a"), step("b", "a"), step("c"), step("d", "c"), on_failure="continue"
     )
@@ -163,7 +163,7 @@ async def test_a_paused_run_starts_nothing_until_it_is_resumed(world: RunWorld) 
     assert await world.state(run) == "completed"
 
 
-async def test_a_retry_does_the_failed_steps_and_those_after_them_again(world: RunWorld) -> None:
+async def test_a_retry_repeats_failed_steps_and_those_after_them(world: RunWorld) -> None:
     definition = workflow(
         step("a"), step("b", "a"), step("c", "b"), step("alert", "b", when="any_failed"),
         step("d", "a"),
@@ -180,7 +180,7 @@ async def test_a_retry_does_the_failed_steps_and_those_after_them_again(world: R
         await world.runs.retry(world.ownership, world.tenant_id, run, "me", await world.now())
 
 
-async def test_a_step_skipped_by_hand_lets_the_run_go_on(world: RunWorld) -> None:
+async def test_skipping_a_step_lets_the_run_go_on(world: RunWorld) -> None:
     run = await world.begin(workflow(step("a"), step("b", "a"), step("c", "b")))
     assert await world.drain(run, failing=["a"]) == ["a"]
     assert await world.state(run) == "failed"
@@ -215,7 +215,7 @@ async def test_a_deadline_ends_a_run_as_failed(world: RunWorld) -> None:
 @pytest.mark.parametrize(
     "result", [b"1e999", b'"' + b"x" * 300_000 + b'"', b"[" * 5000 + b"]" * 5000]
 )
-async def test_a_result_that_cannot_be_used_fails_those_who_want_to(
+async def test_an_unusable_result_fails_the_steps_that_need_it(
     world: RunWorld, result: bytes
 ) -> None:
     run = await world.begin(
@@ -249,7 +249,7 @@ async def test_a_step_that_two_release_at_once_is_released_by_one(world: RunWorl
     assert row["rev"] == 2
 
 
-async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: RunWorld) -> None:
+async def test_a_lost_step_with_a_requested_cancel_ends_its_run(world: RunWorld) -> None:
     run = await world.begin(workflow(step("a"), step("b", "a")))
     [held] = await world.claim(run, lease=0.0)
     now = await world.now()
@@ -260,11 +260,11 @@ async def test_a_step_that_was_asked_to_cancel_and_got_lost_ends_its_run(world: 
     done = await world.outcomes.expire_leases(world.ownership, [ref], now)
     assert done.accepted == {held.id}
     assert await world.state(run) == "cancelled"
-    assert await lost_tries(world) == [("lost", None)]
+    assert await lost_executions(world) == [("lost", None)]
 
 
-async def lost_tries(world: RunWorld) -> list[tuple[str, object]]:
-    """What is said of tries that were lost: why, and when they began."""
+async def lost_executions(world: RunWorld) -> list[tuple[str, object]]:
+    """What is said of executions that were lost: why, and when they began."""
     rows = await world.database.fetch("SELECT error, started_at FROM executions")
     return [(row["error"]["code"], row["started_at"]) for row in rows]
 
@@ -317,7 +317,7 @@ async def test_a_step_that_kills_every_worker_fails_its_run(world: RunWorld) -> 
     [letter] = await world.database.fetch("SELECT * FROM dead_letters")
     assert (letter["reason"], letter["final_error"]["code"]) == ("poison", "poison")
     assert [attempt["error"]["code"] for attempt in letter["attempts"]] == ["lost"]
-    assert await lost_tries(world) == [("lost", None)]
+    assert await lost_executions(world) == [("lost", None)]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ async def test_a_step_is_given_up_by_the_rules_of_other_tasks(
     assert [row.id for row in seen.rows] == [held.id]
 
 
-async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_else(
+async def test_an_unreadable_input_fails_only_the_steps_that_use_it(
     world: RunWorld,
 ) -> None:
     definition = workflow(
@@ -372,7 +372,7 @@ async def test_an_input_that_cannot_be_read_fails_what_speaks_of_it_and_nothing_
     }  # fmt: skip
 
 
-async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
+async def test_retrying_or_skipping_steps_keeps_a_paused_run_paused(
     world: RunWorld,
 ) -> None:
     definition = workflow(
@@ -392,7 +392,7 @@ async def test_a_paused_run_stays_paused_when_its_steps_are_retried_or_skipped(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_try_that_ends_while_its_run_is_paused_is_followed_by_none(
+async def test_an_execution_that_ends_in_a_paused_run_is_not_followed(
     world: RunWorld, lost: bool
 ) -> None:
     run = await world.begin(workflow(step("a"), step("b", "a")))
@@ -435,7 +435,7 @@ async def test_a_retry_that_meets_a_pause_is_paused(world: RunWorld, database_ur
     ],
     ids=["retried", "claimed"],
 )
-async def test_cancelling_reaches_a_step_that_is_being_retried_or_claimed(
+async def test_cancelling_reaches_a_step_being_retried_or_claimed(
     world: RunWorld, database_url: str, change: str
 ) -> None:
     run = await world.begin(workflow(step("a")))

@@ -168,7 +168,7 @@ async def test_a_step_that_fails_leaves_nothing_behind(empty_url: str) -> None:
     ]
 
 
-async def test_who_may_not_make_tables_is_told_so(empty_url: str) -> None:
+async def test_a_role_without_create_rights_gets_a_clear_error(empty_url: str) -> None:
     await fetch(empty_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
     place = urlsplit(empty_url)
     guest = place._replace(netloc=f"guest:guest@{place.netloc.rpartition('@')[2]}").geturl()

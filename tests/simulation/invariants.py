@@ -240,29 +240,31 @@ class Invariants:
             return
         past = _Past(*self._tasks[task_id])
         self._require(finished.rev > past.rev, "the end did not raise the rev", finished)
-        self._require(finished.fence == past.fence, "ended by a stale try", finished)
+        self._require(finished.fence == past.fence, "ended by a stale execution", finished)
         tried = finished.state in ("completed", "failed")
-        self._require(not tried or past.state == "running", "ended without a try", finished)
+        self._require(not tried or past.state == "running", "ended without an execution", finished)
         expired = finished.state == "expired"
         self._require(not expired or past.state != "running", "expired while running", finished)
 
     def _was_running(self, task_id: UUID) -> int | None:
-        """The fence of the try that was running before this transaction."""
+        """The fence of the execution that was running before this transaction."""
         past = self._before.get(task_id) or self._tasks.get(task_id)
         return past[1] if past is not None and past[2] == "running" else None
 
     def _check_executions(self) -> None:
         for execution in self._tables.executions[self._executions :]:
             name = (execution.id, execution.fence)
-            self._require(name not in self._fences, "a try ended twice", execution)
+            self._require(name not in self._fences, "an execution ended twice", execution)
             self._fences.add(name)
             self._require(
                 self._was_running(execution.id) == execution.fence == execution.told_by,
-                "a stale try was accepted",
+                "a stale execution was accepted",
                 execution,
             )
             if execution.outcome == "lost" and execution.id not in self._store.begun_unheard:
-                self._require(self.may_lose(execution.worker), "a living try was lost", execution)
+                self._require(
+                    self.may_lose(execution.worker), "a living execution was lost", execution
+                )
         self._executions = len(self._tables.executions)
 
     def _check_nothing_lost(self) -> None:
@@ -277,14 +279,14 @@ class Invariants:
             places = (task_id in self._tables.tasks) + (task_id in self._tables.history)
             self._require(places == 1, f"an acknowledged task is in {places} places", task_id)
 
-    def check_verdict(self, said: WorkerReport, verdict: Verdict) -> None:
+    def check_verdict(self, report: WorkerReport, verdict: Verdict) -> None:
         """What a worker is told about its report is so."""
-        recorded = self._tables.outcome_of(said.id, said.fence)
-        self._require(verdict != "unknown", "a task is forgotten", said)
+        recorded = self._tables.outcome_of(report.id, report.fence)
+        self._require(verdict != "unknown", "a task is forgotten", report)
         if verdict == "accepted":
-            self._require(recorded not in (None, "lost"), "accepted and not recorded", said)
+            self._require(recorded not in (None, "lost"), "accepted and not recorded", report)
         else:
-            self._require(recorded != said.outcome.value, "fenced and recorded", said)
+            self._require(recorded != report.outcome.value, "fenced and recorded", report)
 
     # The cluster -----------------------------------------------------------------------------
 

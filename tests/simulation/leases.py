@@ -26,7 +26,7 @@ from simulation.tables import Task
 
 _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 
-Try = tuple[UUID, int]
+ExecutionRef = tuple[UUID, int]
 
 
 class MemoryLeases:
@@ -45,7 +45,7 @@ class MemoryLeases:
         self._store.writer = ownership
         for pick in sorted(picks):
             if self.is_current(pick.tenant_id, pick.worker, pick.incarnation):
-                task = self._store.begin_try(pick.ref, pick.worker, pick.incarnation, lease)
+                task = self._store.begin_execution(pick.ref, pick.worker, pick.incarnation, lease)
                 if task is not None:
                     leased.append(_leased(task))
         self._store.committed("claim")
@@ -88,19 +88,21 @@ class MemoryLeases:
         self._store.committed("extend")
         return beaten
 
-    def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[LeasedTask]:
-        return [_leased(task) for task in self._held(tenant_id, tries)]
+    def leased(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[LeasedTask]:
+        return [_leased(task) for task in self._held(tenant_id, executions)]
 
-    def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldExecution]:
+    def held(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[HeldExecution]:
         return [
             HeldExecution(assignment_of(task)._replace(payload=b""), task.cancel_requested)
-            for task in self._held(tenant_id, tries)
+            for task in self._held(tenant_id, executions)
         ]
 
-    def judge(self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]) -> list[Judged]:
+    def judge(
+        self, tenant_id: int, executions: Sequence[tuple[UUID, int, Outcome]]
+    ) -> list[Judged]:
         return [
             Judged(id, fence, outcome.value, self._told(id, fence, outcome), self._known(id))
-            for id, fence, outcome in tries
+            for id, fence, outcome in executions
         ]
 
     def register(self, tenant_id: int, name: str, incarnation: str) -> bool:
@@ -116,8 +118,8 @@ class MemoryLeases:
     def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
         return self._tables.workers.get((tenant_id, name)) in (None, incarnation)
 
-    def _held(self, tenant_id: int, tries: Sequence[Try]) -> list[Task]:
-        found = [self._present(tenant_id, id, fence) for id, fence in tries]
+    def _held(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[Task]:
+        found = [self._present(tenant_id, id, fence) for id, fence in executions]
         return [task for task in found if task is not None and task.incarnation is not None]
 
     def _present(self, tenant_id: int, task_id: UUID, fence: int) -> Task | None:
@@ -127,7 +129,7 @@ class MemoryLeases:
         return task if task.fence == fence else None
 
     def _told(self, task_id: UUID, fence: int, outcome: Outcome) -> bool:
-        """Whether the same was told of this try before."""
+        """Whether the same was told of this execution before."""
         recorded = self._tables.outcome_of(task_id, fence)
         cancelled = recorded == Outcome.CANCELLED and outcome is not Outcome.SUCCEEDED
         return recorded == outcome or cancelled
@@ -173,16 +175,16 @@ class RemoteLeases(LeaseStore):
         holder, told = (tenant_id, worker, incarnation), list(beats)
         return await self._link.call(lambda: self._leases.extend_for(holder, told, lease, grace))
 
-    async def leased(self, tenant_id: int, tries: Sequence[Try]) -> list[LeasedTask]:
-        return await self._link.call(lambda: self._leases.leased(tenant_id, tries))
+    async def leased(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[LeasedTask]:
+        return await self._link.call(lambda: self._leases.leased(tenant_id, executions))
 
-    async def held(self, tenant_id: int, tries: Sequence[Try]) -> list[HeldExecution]:
-        return await self._link.call(lambda: self._leases.held(tenant_id, tries))
+    async def held(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[HeldExecution]:
+        return await self._link.call(lambda: self._leases.held(tenant_id, executions))
 
     async def judge(
-        self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
+        self, tenant_id: int, executions: Sequence[tuple[UUID, int, Outcome]]
     ) -> list[Judged]:
-        return await self._link.call(lambda: self._leases.judge(tenant_id, tries))
+        return await self._link.call(lambda: self._leases.judge(tenant_id, executions))
 
 
 class RemoteWorkers(WorkerStore):

@@ -49,7 +49,7 @@ from simulation.remote import (
 )
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
-from simulation.world import CALM, World
+from simulation.world import NO_FAULTS, World
 
 T = TypeVar("T")
 
@@ -70,14 +70,14 @@ class Network:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.cut:
             return await answer
-        world, weather = self._world, self._world.weather
+        world, faults = self._world, self._world.faults
         life, fate = world.life, world.rng.random()
-        if fate < weather.request_lost or world.now < world.down_until:
+        if fate < faults.request_lost or world.now < world.down_until:
             self._give_up(answer)
-        elif fate < weather.request_lost + weather.answer_lost:
+        elif fate < faults.request_lost + faults.answer_lost:
             world.later(world.delay(), lambda: _happen(statement))
             self._give_up(answer)
-        elif fate < weather.request_lost + weather.answer_lost + weather.late:
+        elif fate < faults.request_lost + faults.answer_lost + faults.late:
             self._give_up(answer)
             world.later(1.0 + world.rng.expovariate(1.0), lambda: _happen(statement))
         else:
@@ -161,7 +161,7 @@ class LossySignals(Signals):
         return
 
     def _tell(self, hint: Callable[[], None]) -> None:
-        if self._world.rng.random() >= self._world.weather.hint_lost:
+        if self._world.rng.random() >= self._world.faults.hint_lost:
             self._world.later(self._world.delay(), hint)
 
 
@@ -190,14 +190,14 @@ class _NoHousekeeping:
 
 
 class Chaos:
-    """An executor: tries last as long as chance has it and end as chance has it."""
+    """An executor: executions last as long as chance has it and end as chance has it."""
 
     def __init__(self, world: World, rng: Random, clock: DatabaseClock, report: ReportSink) -> None:
         self._world = world
         self._rng = rng
         self._clock = clock
         self._report = report
-        self._tries: dict[tuple[UUID, int], asyncio.Task[None]] = {}
+        self._executions: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._begun: set[tuple[UUID, int]] = set()
         self._releasing = False
 
@@ -213,14 +213,14 @@ class Chaos:
             if name in self._begun:
                 self._world.begun_twice.append(name)
             self._begun.add(name)
-            attempt = self._tries[name] = asyncio.create_task(self._run(execution))
+            attempt = self._executions[name] = asyncio.create_task(self._run(execution))
             attempt.add_done_callback(partial(self._report_unbegun, execution))
 
     def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._tries
+        return (task_id, fence) in self._executions
 
     def cancel(self, task_id: UUID, fence: int) -> None:
-        attempt = self._tries.get((task_id, fence))
+        attempt = self._executions.get((task_id, fence))
         if attempt is not None:
             attempt.cancel()
 
@@ -228,13 +228,13 @@ class Chaos:
         return None
 
     async def stop(self, grace: float) -> None:
-        if self._tries:
-            await asyncio.wait(list(self._tries.values()), timeout=grace)
+        if self._executions:
+            await asyncio.wait(list(self._executions.values()), timeout=grace)
         self._releasing = True
-        for attempt in list(self._tries.values()):
+        for attempt in list(self._executions.values()):
             attempt.cancel()
-        if self._tries:
-            await asyncio.wait(list(self._tries.values()))
+        if self._executions:
+            await asyncio.wait(list(self._executions.values()))
 
     async def _run(self, execution: Execution) -> None:
         started = self._clock.now()
@@ -244,24 +244,24 @@ class Chaos:
         except asyncio.CancelledError:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             report = Report(execution, outcome, started, self._clock.now())
-        del self._tries[execution.id, execution.fence]
+        del self._executions[execution.id, execution.fence]
         self._report([report])
-        if self._rng.random() < self._world.weather.duplicate_report:
+        if self._rng.random() < self._world.faults.duplicate_report:
             # At once, or when the task may be running again.
             delay = self._rng.choice((0.0, self._rng.uniform(0.0, 4.0)))
             asyncio.get_running_loop().call_later(delay, self._report, [report])
 
     def _report_unbegun(self, execution: Execution, _attempt: "asyncio.Task[None]") -> None:
         """Who is cancelled before its first step never gets to report that itself."""
-        if self._tries.pop((execution.id, execution.fence), None) is not None:
+        if self._executions.pop((execution.id, execution.fence), None) is not None:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             now = self._clock.now()
             self._report([Report(execution, outcome, now, now)])
 
     def _duration(self) -> float:
-        """Mostly short, now and then longer than a lease; in calm weather there is only the rest
+        """Mostly short, now and then longer than a lease; without faults there is only the rest
         to be done."""
-        if self._world.weather is CALM:
+        if self._world.faults is NO_FAULTS:
             return self._rng.uniform(0.0, 0.1)
         chance = self._rng.random()
         if chance < 0.3:

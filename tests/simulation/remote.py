@@ -22,7 +22,7 @@ from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import StoredTenant, TenantStore
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 from simulation.store import MemoryStore
 from support.rows import MemoryRecord
 
@@ -153,7 +153,7 @@ class RemoteTasks(TaskStore):
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))
 
 
-class RemoteChanges(TaskChanges):
+class RemoteChanges(TaskChangeService):
     """Changes of tasks over a link."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
@@ -196,7 +196,7 @@ class RemoteTenants(TenantStore):
 
 
 class RemoteConnection:
-    """Answers the statements of `store.cluster.ClusterStore`, known by their text."""
+    """A connection that knows the statements of `store.cluster.ClusterStore` by their text."""
 
     def __init__(self, store: MemoryStore, link: Link) -> None:
         self._store = store

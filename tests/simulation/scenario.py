@@ -34,11 +34,11 @@ from simulation.node import CAPABILITY, SimNode
 from simulation.schedules import new_schedule
 from simulation.store import MemoryStore
 from simulation.worker import SimWorker
-from simulation.world import CALM, EPOCH, SimulationFailed, World
+from simulation.world import EPOCH, NO_FAULTS, SimulationFailed, World
 
 TROUBLE = 25.0
-"""Seconds of faults; then the weather clears up."""
-PATIENCE = 90.0
+"""Seconds of faults; then they end."""
+SECONDS_TO_RECOVER = 90.0
 """Seconds after which everything must be done."""
 
 _RETRY = RetryPolicy(max_attempts=3, initial=0.5, factor=2.0, max_delay=3.0)
@@ -62,7 +62,7 @@ class Scenario:
         self.config = _draw_config(rng)
         if self.config.reload_every > 1e6:
             # A statement that takes effect after its sender gave up needs the net.
-            self.world.weather = replace(self.world.weather, late=0.0)
+            self.world.faults = replace(self.world.faults, late=0.0)
         limits = {tenant: _draw_limits(rng) for tenant in range(1, rng.randint(1, 3) + 1)}
         self.store = MemoryStore(
             self.world.database_clock,
@@ -79,8 +79,8 @@ class Scenario:
         self.fallen: set[str] = set()
         self.workers: dict[tuple[int, str], SimWorker] = {}
         """The latest process under each name. A tenant may have none, or one, or two."""
-        weather = self.world.weather
-        self.disturbed = any((weather.request_lost, weather.answer_lost, weather.slow > 0.1))
+        faults = self.world.faults
+        self.disturbed = any((faults.request_lost, faults.answer_lost, faults.slow > 0.1))
         """Whether anything was ever cut off: then workers may be blamed for what they lose."""
         self.ids = TaskIds(Random(rng.getrandbits(64)))
         for _ in range(rng.choice((0, 1, 3))):
@@ -122,19 +122,19 @@ class Scenario:
     def _step(self) -> None:
         self.world.step()
         if self.world.begun_twice:
-            raise SimulationFailed(f"a node began a try twice: {self.world.begun_twice[0]}")
+            raise SimulationFailed(f"a node began an execution twice: {self.world.begun_twice[0]}")
         if self.problem is not None:
             raise SimulationFailed(f"a driver failed: {self.problem!r}") from self.problem
 
     def _recover(self) -> None:
-        self.world.weather = CALM
+        self.world.faults = NO_FAULTS
         for node in self.nodes:
             node.resume()
         for found in self.workers.values():
             found.resume()
         while sum(node.alive for node in self.nodes) < self.size:
             self._start_node()
-        deadline = self.world.now + PATIENCE
+        deadline = self.world.now + SECONDS_TO_RECOVER
         next_look = 0.0
         while self.world.now < deadline:
             self._step()
@@ -155,15 +155,15 @@ class Scenario:
     # Faults ----------------------------------------------------------------------------------
 
     def _plan_faults(self) -> None:
-        weather = self.world.weather
+        faults = self.world.faults
         for rate, fault in (
-            (weather.crash_rate, self._crash),
-            (weather.pause_rate, self._pause),
-            (weather.clock_jump_rate, self._jump),
-            (weather.crash_rate / 2, self._leave),
-            (weather.crash_rate, self._crash_worker),
-            (weather.crash_rate / 2, self._replace_worker),
-            (weather.pause_rate, self._pause_worker),
+            (faults.crash_rate, self._crash),
+            (faults.pause_rate, self._pause),
+            (faults.clock_jump_rate, self._jump),
+            (faults.crash_rate / 2, self._leave),
+            (faults.crash_rate, self._crash_worker),
+            (faults.crash_rate / 2, self._replace_worker),
+            (faults.pause_rate, self._pause_worker),
             (0.1, self._change_limits),
         ):
             moment = self.rng.expovariate(rate) if rate else TROUBLE
@@ -174,7 +174,7 @@ class Scenario:
     def _plan_restores(self) -> None:
         """In some worlds the database is set back, by much or by little, once or twice. Not where
         clocks jump: what no restore repeats follows the clock."""
-        if self.world.weather.clock_jump_rate:
+        if self.world.faults.clock_jump_rate:
             return
         for _ in range(self.fate.choice((0, 0, 1, 2))):
             lost = self.fate.choice((0.05, 0.9, 5.0))
@@ -312,10 +312,10 @@ class Scenario:
             tasks = [self._new_task(tenant) for _ in range(count)]
             node.process.spawn(partial(self._create, node, Creation(tenant, tasks)))
 
-    def _judged(self, said: WorkerReport, verdict: Verdict) -> None:
+    def _judged(self, report: WorkerReport, verdict: Verdict) -> None:
         """What a worker was told before the database was set back may be so no more."""
         if not self.world.life:
-            self.invariants.check_verdict(said, verdict)
+            self.invariants.check_verdict(report, verdict)
 
     async def _create(self, node: SimNode, creation: Creation) -> None:
         life = self.world.life
@@ -353,7 +353,7 @@ class Scenario:
         )
 
     def _make_schedule(self) -> None:
-        """One that recurs every few seconds until the weather clears up."""
+        """One that recurs every few seconds until the faults end."""
         rng = self.rng
         start = EPOCH + rng.randint(1, 5)
         definition = ScheduleDefinition(

@@ -41,43 +41,43 @@ class MemorySchedules:
     def fire(
         self, ownership: Ownership, due: Sequence[DueSchedule], occurrence_writer: OccurrenceWriter
     ) -> DecidedSchedules:
-        settled = DecidedSchedules()
+        decided = DecidedSchedules()
         self.store.writer = ownership
         if not self.store.is_valid(ownership):
-            return settled
+            return decided
         now = self.store.now()
         for name in sorted((schedule.tenant_id, schedule.id) for schedule in due):
             row = self.store.tables.schedules.get(name[1])
             if row is None or row.state != "active" or row.partition not in ownership.partitions:
                 continue
             if row.wake <= now and row.tenant_id in self.store.tables.tenants:
-                self._settle(row, ownership, occurrence_writer, settled)
+                self._decide(row, ownership, occurrence_writer, decided)
         self.store.committed("fire")
-        return settled
+        return decided
 
     def overdue(self, seconds: float) -> int:
         past = self.store.now() - seconds
         rows = self.store.tables.schedules.values()
         return sum(row.state == "active" and row.wake < past for row in rows)
 
-    def _settle(
+    def _decide(
         self,
         row: ScheduleRow,
         ownership: Ownership,
         occurrence_writer: OccurrenceWriter,
-        settled: DecidedSchedules,
+        decided: DecidedSchedules,
     ) -> None:
         unfinished = self.store.tasks_of(row.id)
         step = decide(stored(row, self.store.now()), len(unfinished))
         waiting = [task for task in unfinished if not task.cancel_requested]
         for task in waiting[: step.verdict.cancel]:
             self.store.cancel(task)
-            settled.cancelled_in.add(task.partition)
+            decided.cancelled_in.add(task.partition)
         for new, entry in occurrence_writer.lines(step):
             if new is not None:
                 made = self.store.add_task(new, ownership)
                 assert made is not None
-                settled.made.append(Placed(new, made.partition))
+                decided.made.append(Placed(new, made.partition))
             ruling = entry.ruling
             self.store.tables.occurrences.append(
                 Line(
@@ -95,7 +95,7 @@ class MemorySchedules:
             row.state = "ended"
         else:
             row.next = step.next
-        settled.decided += 1
+        decided.decided += 1
 
 
 def stored(row: ScheduleRow, now: float) -> StoredSchedule:

@@ -89,11 +89,11 @@ class MemoryStore(MemoryCluster):
     ) -> list[Execution]:
         if not self.is_valid(ownership):
             return []
-        begun = [self.begin_try(pick, worker, None, lease) for pick in sorted(picks)]
+        begun = [self.begin_execution(pick, worker, None, lease) for pick in sorted(picks)]
         self.committed("claim")
         return [assignment_of(task) for task in begun if task is not None]
 
-    def begin_try(
+    def begin_execution(
         self, pick: TaskRef, worker: str, incarnation: str | None, lease: float
     ) -> Task | None:
         """A part of a transaction that claims, for a node or for a worker's incarnation."""
@@ -159,7 +159,7 @@ class MemoryStore(MemoryCluster):
                 self._end(task, "cancelled", now)
                 gone.append(task.id)
             elif counted and began and alone and again and task.capability.endswith(ALONE):
-                self._bury(task, "poison")
+                self._add_dead_letter(task, "poison")
                 self._end(task, "failed", now)
                 gone.append(task.id)
             else:
@@ -211,7 +211,7 @@ class MemoryStore(MemoryCluster):
             own = finish.own_lateness
             self._write_execution(task, report.outcome.value, report.execution.fence, own)
             if finish.dead_because is not None:
-                self._bury(task, finish.dead_because)
+                self._add_dead_letter(task, finish.dead_because)
             task.failures += report.outcome.value in _FAILURES
             self._end(task, finish.state.value, report.finished)
             self._wake_unless_owned(task, ownership)
@@ -264,7 +264,7 @@ class MemoryStore(MemoryCluster):
                 made.partitions[new.id] = task.partition
                 if new.id in offer.tasks and self._starts(task, ownership):
                     ref = TaskRef(task.tenant_id, task.id, task.rev)
-                    if self.begin_try(ref, offer.worker, None, offer.lease) is not None:
+                    if self.begin_execution(ref, offer.worker, None, offer.lease) is not None:
                         task.fence = 1  # nobody can have leased it before
                         made.leased.append((task.row(), assignment_of(task)))
         self.committed("create")
@@ -398,9 +398,9 @@ class MemoryStore(MemoryCluster):
             )
         )
 
-    def _bury(self, task: Task, reason: str) -> None:
-        tries = tuple(e.outcome for e in self.tables.executions if e.id == task.id)
-        self.tables.dead_letters[task.id] = DeadLetter(reason, tries)
+    def _add_dead_letter(self, task: Task, reason: str) -> None:
+        executions = tuple(e.outcome for e in self.tables.executions if e.id == task.id)
+        self.tables.dead_letters[task.id] = DeadLetter(reason, executions)
 
     def _take_key(self, creation: Creation) -> bool:
         keyed = creation.keyed

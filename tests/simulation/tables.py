@@ -106,7 +106,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRow:
-    """A row of `executions`, and the fence of the try that this was told about."""
+    """A row of `executions`, and the fence of the execution that this was told about."""
 
     tenant_id: int
     id: UUID
@@ -120,7 +120,7 @@ class ExecutionRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A row of `dead_letters`; `attempts` are the outcomes of all tries, oldest first."""
+    """A row of `dead_letters`; `attempts` are the outcomes of all executions, oldest first."""
 
     reason: str
     attempts: tuple[str, ...]
@@ -221,6 +221,6 @@ class Tables:
     """What nodes wrote to each other."""
 
     def outcome_of(self, task_id: UUID, fence: int) -> str | None:
-        """How a try ended, if it did."""
+        """How an execution ended, if it did."""
         found = (e.outcome for e in self.executions if (e.id, e.fence) == (task_id, fence))
         return next(found, None)

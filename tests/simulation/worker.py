@@ -1,5 +1,5 @@
-"""A worker of the simulation: a process that polls the nodes' real desks over a network that fails,
-runs what it gets as chance has it, beats, reports, and dies of poison."""
+"""A worker of the simulation: a process that polls the nodes' real lease services over a network
+that fails, runs what it gets as chance has it, sends heartbeats, reports, and dies of poison."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from mainspring.node.workers.mailbox import ExecutionKey
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from simulation.node import SimNode, resolve
-from simulation.world import CALM, World
+from simulation.world import NO_FAULTS, World
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ POISON = b'"poison"'
 OFFER = Offer(frozenset({"default", "mail"}), frozenset({HANDLER}))
 
 _BEAT_EVERY = 1.0
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 _PAUSE = 0.3
 
 
@@ -51,7 +51,7 @@ class SimWorker:
         self._nodes = nodes
         self._judged = judged
         self._died = died
-        self._tries: dict[ExecutionKey, asyncio.Task[None]] = {}
+        self._executions: dict[ExecutionKey, asyncio.Task[None]] = {}
         self._stopped: set[ExecutionKey] = set()
         self._begun: set[ExecutionKey] = set()
         self._served: set[tuple[SimNode, asyncio.Task[None]]] = set()
@@ -82,17 +82,17 @@ class SimWorker:
 
     async def _poll(self) -> None:
         while True:
-            free = self._slots - len(self._tries)
+            free = self._slots - len(self._executions)
             if free <= 0:
                 await asyncio.sleep(0.1)
                 continue
             wait = self._rng.choice((0.2, 1.0, 3.0))
-            wish = LeaseRequest(
-                self.holder, OFFER, free, wait, running=frozenset(self._tries),
+            request = LeaseRequest(
+                self.holder, OFFER, free, wait, running=frozenset(self._executions),
                 announces=self._announces,
             )  # fmt: skip
             try:
-                leased = await self._lease(wish)
+                leased = await self._lease(request)
             except Conflict:
                 self.world.later(0.0, self.crash)  # another process has its name
                 return
@@ -101,39 +101,39 @@ class SimWorker:
                 continue
             for task in leased:
                 name = (task.execution.id, task.execution.fence)
-                if name not in self._tries:
-                    self._tries[name] = asyncio.create_task(self._run(task))
+                if name not in self._executions:
+                    self._executions[name] = asyncio.create_task(self._run(task))
 
-    async def _lease(self, wish: LeaseRequest) -> list[LeasedTask]:
-        return await self._ask(lambda lease_service: lease_service.lease(wish), wish.wait)
+    async def _lease(self, request: LeaseRequest) -> list[LeasedTask]:
+        return await self._ask(lambda lease_service: lease_service.lease(request), request.wait)
 
     async def _run(self, task: LeasedTask) -> None:
         tried = task.execution
         try:
             if self._announces and task.suspect and not await self._announced(task):
-                self._tries.pop((tried.id, tried.fence), None)
+                self._executions.pop((tried.id, tried.fence), None)
                 return
             self._begun.add((tried.id, tried.fence))
             await asyncio.sleep(self._duration())
             if tried.payload == POISON:
                 self.world.later(0.0, self.crash)
                 await asyncio.sleep(60)
-            said = self._outcome(tried.id, tried.fence)
+            report = self._outcome(tried.id, tried.fence)
         except asyncio.CancelledError:
-            said = WorkerReport(
+            report = WorkerReport(
                 tried.id, tried.fence, Outcome.FAILED, error=TaskError("x", "stopped")
             )
-        self._stopped.add((said.id, said.fence))
-        await self._report(said)
-        self._tries.pop((said.id, said.fence), None)
-        if self._rng.random() < self.world.weather.duplicate_report:
+        self._stopped.add((report.id, report.fence))
+        await self._report(report)
+        self._executions.pop((report.id, report.fence), None)
+        if self._rng.random() < self.world.faults.duplicate_report:
             await asyncio.sleep(self._rng.uniform(0.0, 4.0))
-            await self._report(said)
+            await self._report(report)
 
     async def _announced(self, task: LeasedTask) -> bool:
         """Whether the server knows that it begins, with nothing beside it if that is so."""
         tried = task.execution
-        alone = task.capability.endswith(ALONE) and len(self._tries) == 1
+        alone = task.capability.endswith(ALONE) and len(self._executions) == 1
         beat = HeldHeartbeat(tried.id, tried.fence, alone=alone)
         try:
             (pulse,) = await self._pulses([beat])
@@ -141,23 +141,23 @@ class SimWorker:
             return False
         return pulse.action == "continue"
 
-    async def _report(self, said: WorkerReport) -> None:
+    async def _report(self, report: WorkerReport) -> None:
         while True:
             try:
                 (verdict,) = await self._ask(
-                    lambda lease_service: lease_service.report(self.holder.tenant_id, [said]),
-                    _PATIENCE,
+                    lambda lease_service: lease_service.report(self.holder.tenant_id, [report]),
+                    _TIMEOUT,
                 )
             except (StoreUnavailable, TimeoutError):
                 await asyncio.sleep(_PAUSE)
             else:
-                self._judged(said, verdict)
+                self._judged(report, verdict)
                 return
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_EVERY)
-            beats = [HeldHeartbeat(*name, started=name in self._begun) for name in self._tries]
+            beats = [HeldHeartbeat(*name, started=name in self._begun) for name in self._executions]
             if not beats:
                 continue
             try:
@@ -166,7 +166,7 @@ class SimWorker:
                 continue
             for beat, pulse in zip(beats, pulses, strict=True):
                 name = (beat.id, beat.fence)
-                running = self._tries.get(name)
+                running = self._executions.get(name)
                 if running is not None and pulse.action == "cancel" and name not in self._stopped:
                     self._stopped.add(name)  # from then on it only has to report
                     running.cancel()
@@ -174,11 +174,11 @@ class SimWorker:
 
     async def _pulses(self, beats: list[HeldHeartbeat]) -> list[HeartbeatAnswer]:
         return await self._ask(
-            lambda lease_service: lease_service.beat(self.holder, beats), _PATIENCE
+            lambda lease_service: lease_service.beat(self.holder, beats), _TIMEOUT
         )
 
     def _duration(self) -> float:
-        if self.world.weather is CALM:
+        if self.world.faults is NO_FAULTS:
             return self._rng.uniform(0.0, 0.1)
         chance = self._rng.random()
         if chance < 0.3:
@@ -205,9 +205,9 @@ class SimWorker:
         if not nodes:
             raise StoreUnavailable("there is no node")
         node = self._rng.choice(nodes)
-        if world.rng.random() >= world.weather.request_lost:
+        if world.rng.random() >= world.faults.request_lost:
             world.later(world.delay(), lambda: self._arrive(node, call, answer))
-        async with asyncio.timeout(wait + _PATIENCE):
+        async with asyncio.timeout(wait + _TIMEOUT):
             return await answer
 
     def _arrive(
@@ -227,7 +227,7 @@ class SimWorker:
                 result = problem
             finally:
                 self._served.discard((node, request))
-            if self.world.rng.random() >= self.world.weather.answer_lost:
+            if self.world.rng.random() >= self.world.faults.answer_lost:
                 self.world.later(self.world.delay(), lambda: self._hear(answer, result))
 
         if node.alive:

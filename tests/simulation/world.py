@@ -1,4 +1,4 @@
-"""The world: virtual time, one source of chance, processes, and a network with bad weather."""
+"""The world: virtual time, one source of chance, processes, and a network with faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class SimulationFailed(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How bad the world is. Shares are per statement, rates per second."""
+class FaultRates:
+    """How often things go wrong. Shares are per statement, rates per second."""
 
     slow: float
     request_lost: float
@@ -35,8 +35,8 @@ class Weather:
     clock_jump_rate: float
 
     @classmethod
-    def draw(cls, rng: Random) -> "Weather":
-        """Every seed has a weather of its own; in most of them something is missing."""
+    def draw(cls, rng: Random) -> "FaultRates":
+        """Every seed has rates of its own; in most of them some are zero."""
 
         def sometimes(value: float, share: float = 0.6) -> float:
             return value if rng.random() < share else 0.0
@@ -54,7 +54,7 @@ class Weather:
         )
 
 
-CALM = Weather(0.002, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_FAULTS = FaultRates(0.002, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class World:
@@ -62,7 +62,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.weather = Weather.draw(self.rng)
+        self.faults = FaultRates.draw(self.rng)
         self.processes: list[Process] = []
         self.now = 0.0
         self.life = 0
@@ -71,7 +71,7 @@ class World:
         """When the database is back that was."""
         self.trace: Callable[[str], None] | None = None
         self.begun_twice: list[tuple[UUID, int]] = []
-        """Tries that one node's executor was given a second time."""
+        """Executions that one node's executor was given a second time."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._skew = 0.0
@@ -98,7 +98,7 @@ class World:
 
     def delay(self) -> float:
         """How long a message travels: mostly short, sometimes very long."""
-        slow = self.weather.slow
+        slow = self.faults.slow
         return min(1.0, self.rng.expovariate(1 / slow) * (20 if self.rng.random() < 0.1 else 1))
 
     def start_process(self) -> Process:

@@ -35,6 +35,17 @@ class AsgiClient:
     async def get(self, url: str, **headers: str) -> Answer:
         return await self.call("GET", url, headers=headers)
 
+    async def all_items(self, url: str) -> list[dict[str, Any]]:
+        """Return the items of all pages of a list; the URL has a query."""
+        found: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            page = (await self.get(url + cursor)).json()
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+            cursor = f"&cursor={page['next_cursor']}"
+
     async def post(self, url: str, body: object = b"", **headers: str) -> Answer:
         return await self.call("POST", url, body, headers=headers)
 

@@ -1,30 +1,19 @@
 """One tenant at one node, over HTTP."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import aiohttp
 import msgspec
 
+from support.asgi import Answer
+
 Task = dict[str, Any]
 
 
 class Unacknowledged(Exception):
     """A create was not answered with 201: whether the task exists is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
 
 
 def handler(name: str, **fields: Any) -> Task:
@@ -41,7 +30,7 @@ def sleep(seconds: float, **fields: Any) -> Task:
 
 
 def fail(attempts: int = 3, delay: float = 0.05, **fields: Any) -> Task:
-    """A task that fails for good after so many tries."""
+    """A task that fails for good after so many executions."""
     retry = {"max_attempts": attempts, "initial": delay, "factor": 1}
     return handler("fail", retry=retry, **fields)
 

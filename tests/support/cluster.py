@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 import aiohttp
@@ -68,8 +68,8 @@ class Node:
     def client(self, tenant: Tenant) -> Client:
         return Client(self._session, self.url, tenant.key)
 
-    def said(self) -> str:
-        return self._process.said()
+    def output(self) -> str:
+        return self._process.output()
 
     def kill(self) -> None:
         self._process.kill()
@@ -98,8 +98,8 @@ class Node:
         await eventually(self.is_ready, within=START_WITHIN, what="the node is ready")
 
     async def _has_url(self) -> bool:
-        assert self.alive, f"the node ended at its start:\n{self.said()}"
-        for line in self.said().splitlines():
+        assert self.alive, f"the node ended at its start:\n{self.output()}"
+        for line in self.output().splitlines():
             if line.startswith("mainspring listens on "):
                 self._url = line.split()[-1]
         return self._url is not None
@@ -135,15 +135,10 @@ class Cluster:
         await self._database.open()
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_problem: object) -> None:
         for name, process in self._processes.items():
             process.kill()
-            print(f"--- {name} ---\n{process.said()}")
+            print(f"--- {name} ---\n{process.output()}")
         await self._session.close()
         await self._database.close()
 

@@ -84,16 +84,16 @@ def _block(
     follows: int | None,
     comment: re.Match[str] | None,
 ) -> Block:
-    said = {} if comment is None else {comment["word"]: comment["value"]}
+    options = {} if comment is None else {comment["word"]: comment["value"]}
     return Block(
         document,
         line,
         language,
         "\n".join(body) + "\n",
         follows,
-        said.get("not run"),
-        int(said.get("exit status", 0)),
-        said.get("file"),
+        options.get("not run"),
+        int(options.get("exit status", 0)),
+        options.get("file"),
     )
 
 

@@ -32,9 +32,9 @@ _TWO_OUTCOMES = """
 SELECT task_id, fence, array_agg(outcome) FROM executions
 GROUP BY task_id, fence HAVING count(*) > 1
 """
-# Every claim counts as an attempt, and every try ends in one execution, whoever ends it.
+# Every claim counts as an attempt, and every execution ends in one execution, whoever ends it.
 _UNACCOUNTED = """
-SELECT h.id, h.attempts, h.state, count(e.fence) AS tries FROM task_history h
+SELECT h.id, h.attempts, h.state, count(e.fence) AS executions FROM task_history h
 LEFT JOIN executions e ON e.tenant_id = h.tenant_id AND e.task_id = h.id
 GROUP BY h.id, h.attempts, h.state HAVING count(e.fence) <> h.attempts
 """
@@ -105,20 +105,20 @@ class Evidence:
         assert not await self.rows(_IN_BOTH), "finished and unfinished at once"
         assert not await self.rows(_EARLY), "started before it was due"
         assert not await self.rows(_OUT_OF_ORDER), "ended before it started, or started unpicked"
-        assert not await self.rows(_TWO_OUTCOMES), "two outcomes of one try"
-        assert not await self.rows(_UNACCOUNTED), "a try without an outcome"
-        assert not await self.rows(_WRONG_END), "the end does not fit the last try"
+        assert not await self.rows(_TWO_OUTCOMES), "two outcomes of one execution"
+        assert not await self.rows(_UNACCOUNTED), "an execution without an outcome"
+        assert not await self.rows(_WRONG_END), "the end does not fit the last execution"
 
     async def overlaps(self, concurrency_key: str) -> Sequence[asyncpg.Record]:
-        """Pairs of tries under a key that ran at the same time."""
+        """Pairs of executions under a key that ran at the same time."""
         return await self.rows(_OVERLAPS, concurrency_key)
 
     async def most_at_once(self, tenant_id: int) -> int:
-        """How many tries of a tenant ran at the same time, at most."""
+        """How many executions of a tenant ran at the same time, at most."""
         return await self.value(_MOST_AT_ONCE, tenant_id)
 
     async def delays(self, ids: Collection[UUID]) -> list[float]:
-        """Seconds from due to start of the first tries, sorted."""
+        """Seconds from due to start of the first executions, sorted."""
         return [row["delay"] for row in await self.rows(_DELAYS, list(ids))]
 
 

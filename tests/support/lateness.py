@@ -15,18 +15,18 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def check_sums(task: Json, tries: Sequence[Json]) -> None:
+def check_sums(task: Json, executions: Sequence[Json]) -> None:
     """An execution's lateness sums to its started − due, the task's to last started − first due,
     and the first start decides about the SLA."""
-    for one in tries:
+    for one in executions:
         until = moment(one["started_at"] or one["picked_at"])
         late = until - moment(one["due_at"])
         assert sum(one["lateness"].values()) == pytest.approx(late, abs=ROUNDING), one
         assert moment(one["due_at"]) <= moment(one["picked_at"]) <= moment(one["finished_at"])
-    first_due = moment(tries[0]["due_at"])
+    first_due = moment(executions[0]["due_at"])
     late = moment(task["started_at"]) - first_due
-    assert sum(task["lateness"].values()) == pytest.approx(late, abs=ROUNDING), (task, tries)
-    first = next(one for one in tries if one["started_at"] is not None)
+    assert sum(task["lateness"].values()) == pytest.approx(late, abs=ROUNDING), (task, executions)
+    first = next(one for one in executions if one["started_at"] is not None)
     assert task["sla_met"] is (moment(first["started_at"]) - first_due <= task["sla"])
     assert (task["blame"] is None) is task["sla_met"]
 

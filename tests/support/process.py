@@ -1,4 +1,4 @@
-"""A Mainspring process of its own: started, watched, hurt and always cleaned up."""
+"""A Mainspring process of its own: started, watched, killed and always cleaned up."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ class MainspringProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Everything it has printed and logged so far."""
         return self._log.read_text(errors="replace")
 
@@ -43,7 +43,7 @@ class MainspringProcess:
         self._process.wait(10)
 
     async def ended(self, within: float) -> int:
-        """Wait for its end; answers the exit code, negative for a signal."""
+        """Wait for its end; return the exit code, negative for a signal."""
         await eventually(self._has_ended, within=within, what="the process ends")
         return self._process.wait()
 
@@ -87,7 +87,7 @@ def _inherited() -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only its corpse."""
+    """Whether there is such a process, and not only a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

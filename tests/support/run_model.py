@@ -25,7 +25,7 @@ class RunModel:
         self.tasks: dict[str, str] = {}
         self.started: list[str] = []
         self._stopped = False
-        self._settle()
+        self._advance()
 
     @property
     def released(self) -> set[str]:
@@ -54,9 +54,9 @@ class RunModel:
             self.tasks[task] = state.value
             if "[" not in task:
                 self.steps[task] = state.value
-        self._settle()
+        self._advance()
 
-    def _settle(self) -> None:
+    def _advance(self) -> None:
         changed = True
         while changed:
             changed = self._join() or self._stop() or self._decide()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 
@@ -13,14 +13,11 @@ from mainspring.domain.execution import (
     Report,
     TaskError,
 )
-from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish
-from mainspring.domain.placement import PARTITIONS, Ownership
+from mainspring.domain.placement import Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.postgres.database import Database
-from mainspring.store.claims import EngineStore
-from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.workflow.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
 from mainspring.store.workflow.workflow_runs import StoredStep
@@ -29,6 +26,7 @@ from mainspring.workflows.advancing import Steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from mainspring.workflows.runs import WorkflowRunService
+from support.store import OwnerWorld
 
 _SPEC = msgspec.json.encode(TaskSpec(Target("handler", name="work")).stored()).decode()
 
@@ -46,35 +44,16 @@ def workflow(*steps: Step, **fields: Any) -> WorkflowDefinition:
     return WorkflowDefinition("flow", steps, **fields)
 
 
-class RunWorld:
-    """One tenant, one node that owns everything, and the runs of its workflows."""
+class RunWorld(OwnerWorld):
+    """An owner's world, and the runs of workflows in it."""
 
     def __init__(self, database: Database, seed: int = 7) -> None:
-        self.database = database
-        self.engine = EngineStore(database)
-        self.ownership = Ownership(uuid4(), 1, frozenset(range(PARTITIONS)))
-        self._ids = TaskIds(Random(seed))
-        self._rng = Random(seed)
+        super().__init__(database, seed)
         definitions = Definitions()
-        self.steps = steps = Steps(definitions, self._ids, self._rng)
+        self.steps = steps = Steps(definitions, self._ids, Random(seed))
         self.outcomes = StepOutcomes(database, steps)
         self.runs = WorkflowRunService(database, steps, definitions, self._ids)
         self._workflows = WorkflowStore(database)
-
-    async def open(self) -> None:
-        self.tenant_id = await KeyStore(self.database).ensure_tenant("acme")
-        await self.database.fetch(
-            "INSERT INTO nodes (id, name, version) VALUES ($1, $2, '0')",
-            self.ownership.node_id,
-            str(self.ownership.node_id),
-        )
-
-    async def now(self) -> float:
-        row = await self.database.fetch_row(
-            "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
-        )
-        assert row is not None
-        return float(row["now"])
 
     async def begin(self, definition: WorkflowDefinition, given: str = "{}") -> UUID:
         """A run of a new version of the workflow."""
@@ -121,7 +100,7 @@ class RunWorld:
         offer: StepLeaseOffer = NO_STEP_LEASES,
         ownership: Ownership | None = None,
     ) -> StepsFinished:
-        """Record ends as a node does: the short way, and the long one for the rest."""
+        """Record ends as a node does: the fast path, and the full one for the rest."""
         ownership = ownership or self.ownership
         done = await self.outcomes.finish_fast(ownership, finishes, offer)
         rest = [f for f in finishes if f.report.execution.id not in done.accepted]
@@ -133,7 +112,7 @@ class RunWorld:
         return StepsFinished(done.accepted | more.accepted, more.moved)
 
     async def drain(self, run_id: UUID, failing: Sequence[str] = ()) -> list[str]:
-        """Work a run off, step by step; answers the steps in the order in which they started."""
+        """Work a run off, step by step; return the steps in the order in which they started."""
         order: list[str] = []
         while executions := await self.claim(run_id):
             for a in executions:
@@ -158,7 +137,7 @@ class RunWorld:
 def finish(
     execution: Execution, state: TaskState = TaskState.COMPLETED, result: bytes | None = None
 ) -> Finish:
-    """The outcome of a try."""
+    """The outcome of an execution."""
     outcome = {
         TaskState.COMPLETED: Outcome.SUCCEEDED,
         TaskState.CANCELLED: Outcome.CANCELLED,

@@ -144,10 +144,10 @@ _ALTERNATIVES: dict[str, dict[str, Any]] = {
 @schemathesis.hook
 def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
     components = raw_schema["components"]["schemas"]
-    for name, said in _ALTERNATIVES.items():
+    for name, alternatives in _ALTERNATIVES.items():
         del components[name]["not"]
-        components[name] |= said
-    # A smaller limit, which the node is started with: thousands of tasks a try show no more.
+        components[name] |= alternatives
+    # A smaller limit, which the node is started with: thousands of tasks an example show no more.
     components["BatchIn"]["properties"]["tasks"]["maxItems"] = 100
     if not _ANYTHING:
         _leave_out(raw_schema["paths"], components)

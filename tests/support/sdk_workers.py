@@ -1,4 +1,4 @@
-"""Real `mainspring worker` processes for tests: started, hurt, and always cleaned up."""
+"""Real `mainspring worker` processes for tests: started, killed, and always cleaned up."""
 
 import os
 from collections.abc import AsyncIterator
@@ -68,8 +68,8 @@ class Workers:
         process = self.spawn(*options, app=app)
 
         async def takes_tasks() -> bool:
-            assert process.alive, process.said()
-            return "takes tasks from" in process.said()
+            assert process.alive, process.output()
+            return "takes tasks from" in process.output()
 
         await eventually(takes_tasks, within=START_WITHIN, what="the worker takes tasks")
         return process
@@ -89,8 +89,8 @@ class Workers:
     def noted(self, task: Task | None = None, word: str | None = None) -> list[Noted]:
         found = []
         for line in self._evidence.read_text().splitlines():
-            at, said, task_id, attempt, pid = line.split()
-            found.append(Noted(float(at), said, task_id, int(attempt), int(pid)))
+            at, noted, task_id, attempt, pid = line.split()
+            found.append(Noted(float(at), noted, task_id, int(attempt), int(pid)))
         return [
             note
             for note in found
@@ -110,7 +110,7 @@ class Workers:
     async def close(self) -> None:
         for process in self.processes:
             process.kill()
-            print(f"--- worker ---\n{process.said()}")
+            print(f"--- worker ---\n{process.output()}")
         await self.client.close()
 
 

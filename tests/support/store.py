@@ -21,27 +21,36 @@ from mainspring.store.tasks import TaskStore
 SPEC = TaskSpec(Target("handler", name="mainspring.noop"))
 
 
-class StoreWorld:
-    """One tenant, one node that owns everything, and tasks that are due."""
+async def time_of(database: Database) -> float:
+    """Return the time by the database's clock."""
+    row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
+    assert row is not None
+    return float(row["now"])
 
-    def __init__(self, database: Database) -> None:
+
+class OwnerWorld:
+    """One tenant, and one node that owns everything."""
+
+    def __init__(self, database: Database, seed: int = 7) -> None:
         self.database = database
         self.engine = EngineStore(database)
         self.ownership = Ownership(uuid4(), 1, frozenset(range(PARTITIONS)))
-        self._ids = TaskIds(Random(7))
+        self._ids = TaskIds(Random(seed))
 
     async def open(self) -> None:
         self.tenant_id = await KeyStore(self.database).ensure_tenant("acme")
         await self.database.fetch(
-            "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0')", self.ownership.node_id
+            "INSERT INTO nodes (id, name, version) VALUES ($1, $2, '0')",
+            self.ownership.node_id,
+            str(self.ownership.node_id),
         )
 
     async def now(self) -> float:
-        row = await self.database.fetch_row(
-            "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
-        )
-        assert row is not None
-        return float(row["now"])
+        return await time_of(self.database)
+
+
+class StoreWorld(OwnerWorld):
+    """An owner's world, and tasks in it that are due."""
 
     async def due_tasks(self, count: int) -> list[UUID]:
         """Insert tasks that may start at once."""
@@ -81,6 +90,6 @@ class StoreWorld:
 
 
 def success(execution: Execution) -> Finish:
-    """The outcome of a try that went well."""
+    """The outcome of an execution that went well."""
     moment = execution.picked
     return Finish(Report(execution, Outcome.SUCCEEDED, moment, moment), TaskState.COMPLETED)

@@ -64,8 +64,8 @@ class RawWorker:
         return {"worker": self.name, "incarnation": self.incarnation}
 
 
-class Crew:
-    """Workers that ask nodes until those are dead, heartbeat once, and report what they got."""
+class PollingWorkers:
+    """Workers that poll nodes until those are dead, send a heartbeat, and report what they got."""
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
@@ -83,7 +83,7 @@ class Crew:
         self._loops.append(asyncio.create_task(self._serve(node)))
 
     async def _serve(self, node: Node) -> None:
-        worker = RawWorker(node.client(self._tenant), f"crew-{node.name}")
+        worker = RawWorker(node.client(self._tenant), f"worker-{node.name}")
         while node.alive:
             try:
                 tasks = await worker.lease(most=5, wait=0.3)
@@ -95,7 +95,7 @@ class Crew:
 
 
 @dataclass
-class Shop:
+class LocalNode:
     """A node in this process, and a client of its tenant."""
 
     server: Server
@@ -128,14 +128,14 @@ class Shop:
 
         return waiting
 
-    async def tries(self, task_id: str) -> list[Json]:
+    async def executions(self, task_id: str) -> list[Json]:
         answer = await self.client.get(f"/v1/tasks/{task_id}/executions")
-        tries: list[Json] = answer.json()["items"]
-        return tries
+        executions: list[Json] = answer.json()["items"]
+        return executions
 
 
 @asynccontextmanager
-async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]:
+async def open_local_node(database_url: str, **settings: Any) -> AsyncIterator[LocalNode]:
     quick = {"heartbeat": 0.2, "node_ttl": 1.0, "grace": 1.0}
     config = Config(database_url=database_url, port=0, **{**quick, **settings})
     server = Server(config)
@@ -145,10 +145,10 @@ async def opened_shop(database_url: str, **settings: Any) -> AsyncIterator[Shop]
     if await server.keys.find(KEY) is None:
         await server.keys.add(NewKey("work-all", KEY, tenant, scopes))
     async with aiohttp.ClientSession() as session:
-        shop = Shop(server, Client(session, server.url, KEY), session)
+        local_node = LocalNode(server, Client(session, server.url, KEY), session)
         try:
             await eventually(_is_ready(server), within=10, what="the node is ready")
-            yield shop
+            yield local_node
         finally:
             await server.stop()
 

@@ -41,7 +41,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self.states = {step.id: WAITING for step in self.definition.steps}
-        self._settle()
+        self._advance()
 
     @property
     def running(self) -> list[str]:
@@ -70,7 +70,7 @@ class Model:
         assert self.states[name] is RUNNING, f"{name} is not running"
         self.states[name] = outcome
         self.unwanted.discard(name)
-        self._settle()
+        self._advance()
 
     def cancel(self, by: str = "cancelled") -> None:
         """Somebody, or the deadline, ends the run: only what cleans up is left."""
@@ -78,7 +78,7 @@ class Model:
         for step in self.definition.steps:
             if not step.cleanup:
                 self._stop(step.id, CANCELLED)
-        self._settle()
+        self._advance()
 
     def may_start(self, name: str) -> bool:
         """Whether the steps before it allow a step to start."""
@@ -94,7 +94,7 @@ class Model:
             case _:
                 return any(state is COMPLETED for state in before)
 
-    def _settle(self) -> None:
+    def _advance(self) -> None:
         while self._change():
             pass
 

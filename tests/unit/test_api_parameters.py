@@ -82,7 +82,7 @@ def test_what_cannot_be_meant_is_refused(text: str) -> None:
         ("9999-01-01T08:00:00Z", "is out of range: the year is one of 2 to 9998"),
     ],
 )
-def test_which_times_are_meant_is_said(time: str, detail: str) -> None:
+def test_a_bad_time_is_explained(time: str, detail: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         task_query(QueryParams(f"due_after={time}"))
     (problem,) = caught.value.problems

@@ -81,7 +81,7 @@ async def test_statuses_and_their_headers(
     assert header in answer.headers
 
 
-async def test_what_is_our_fault_is_logged_and_not_told(raiser: Raiser) -> None:
+async def test_internal_errors_are_logged_and_not_shown(raiser: Raiser) -> None:
     raiser.error = RuntimeError("the secret is hunter2")
     with capture_logs() as lines:
         answer = await raiser.client.post("/x")

@@ -53,7 +53,7 @@ def test_each_part_is_looked_at() -> None:
         (KeyIn, {"scopes": ["all"]}, "'all': it is one of admin, read, work, write"),
     ],
 )
-def test_what_is_allowed_is_said(kind: type, body: object, detail: str) -> None:
+def test_the_allowed_values_are_listed(kind: type, body: object, detail: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_as(kind, msgspec.json.encode(body))
     (problem,) = caught.value.problems

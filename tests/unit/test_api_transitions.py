@@ -74,7 +74,7 @@ def test_a_task_that_has_started_cannot(state: S) -> None:
         transitions.check_editable(TaskStanding(state, 0, NOW))
 
 
-def test_of_a_step_that_waits_only_what_its_release_leaves_alone_can_be_edited() -> None:
+def test_only_fields_that_release_keeps_can_be_edited_in_a_step() -> None:
     blocked = TaskStanding(S.BLOCKED, 0, NOW)
     transitions.check_editable(blocked, ["priority", "queue"])
     with pytest.raises(Conflict, match="not delay, payload: all else comes from its workflow"):

@@ -1,4 +1,4 @@
-"""Answers are filled by the names of their fields: a name that nothing has must not pass unseen."""
+"""Structs of answers are filled by the names of their fields; a name that nothing has raises."""
 
 from dataclasses import dataclass
 

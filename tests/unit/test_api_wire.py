@@ -49,7 +49,7 @@ def test_only_the_target_is_required(validator: TaskValidator) -> None:
     assert spec == TaskSpec(Target("handler", name="mainspring.noop"))
 
 
-def test_everything_that_can_be_said_is_kept(validator: TaskValidator) -> None:
+def test_every_field_is_kept(validator: TaskValidator) -> None:
     task = make(
         validator,
         target={"type": "http", "url": "https://a.example/x?y=1", "headers": {"X-A": "1"}},
@@ -235,7 +235,7 @@ def test_what_makes_no_sense_is_refused_with_its_place(
         ({"timeout": "P2D"}, "is 172800 seconds; the most is 86400"),
     ],
 )
-def test_what_is_allowed_is_said(
+def test_the_allowed_values_are_listed(
     validator: TaskValidator, fields: dict[str, Any], detail: str
 ) -> None:
     (problem,) = refusal(validator, json.dumps({"target": NOOP, **fields}).encode()).problems
@@ -374,7 +374,7 @@ def test_names_are_looked_at_outside_of_payloads_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         # Less than six bytes may follow, or more; it may be a name, or the second half alone.
         (r'"\ud800"', r"\ud800 is half of a surrogate pair"),
@@ -388,14 +388,14 @@ def test_names_are_looked_at_outside_of_payloads_only() -> None:
         (r'[x, "\ud800"]', "malformed"),
     ],
 )
-def test_half_a_character(validator: TaskValidator, payload: str, said: str) -> None:
+def test_half_a_character(validator: TaskValidator, payload: str, message: str) -> None:
     body = json.dumps({"target": NOOP})[:-1] + ', "payload": ' + payload + "}"
     found = refusal(validator, body.encode())
     assert isinstance(found, MalformedRequest)
     (problem,) = found.problems
-    assert said in problem.detail
-    if said[0] == "\\":
-        assert f"(byte {body.index(said[:6])})" in problem.detail
+    assert message in problem.detail
+    if message[0] == "\\":
+        assert f"(byte {body.index(message[:6])})" in problem.detail
 
 
 def test_what_was_sent_is_not_sent_back_at_length(validator: TaskValidator) -> None:

@@ -30,7 +30,7 @@ def test_a_secret_has_at_least_160_bits() -> None:
 
 
 @given(seeds, st.data())
-def test_a_wrong_letter_is_noticed(seed: int, data: st.DataObject) -> None:
+def test_a_wrong_character_is_noticed(seed: int, data: st.DataObject) -> None:
     """CRC-32 finds every single wrong letter, and every two that changed places."""
     text = apikey.make("live", Random(seed)).secret
     place = data.draw(st.integers(19, len(text) - 1))
@@ -39,7 +39,7 @@ def test_a_wrong_letter_is_noticed(seed: int, data: st.DataObject) -> None:
 
 
 @given(seeds, st.data())
-def test_swapped_letters_are_noticed(seed: int, data: st.DataObject) -> None:
+def test_swapped_characters_are_noticed(seed: int, data: st.DataObject) -> None:
     text = apikey.make("test", Random(seed)).secret
     place = data.draw(st.integers(19, len(text) - 2))
     swapped = text[:place] + text[place + 1] + text[place] + text[place + 2 :]
@@ -70,7 +70,7 @@ def test_keys_differ() -> None:
     assert len({apikey.make("live", rng).secret for _ in range(1000)}) == 1000
 
 
-def test_the_checksum_is_what_it_says() -> None:
+def test_the_checksum_is_the_documented_one() -> None:
     """A scanner elsewhere computes the same: CRC-32 in base 62, six digits."""
     assert apikey.checksum("") == "000000"
     assert apikey.checksum("123456789") == "3jZRME"  # 0xCBF43926

@@ -8,7 +8,7 @@ from mainspring.execution.builtin import BuiltInExecutor
 from support.rows import execution, row
 
 
-async def test_a_name_that_is_none_is_told_all_there_are() -> None:
+async def test_an_unknown_name_gets_the_list_of_names() -> None:
     reports: list[Report] = []
 
     def report(made: Sequence[Report]) -> None:

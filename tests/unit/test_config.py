@@ -109,7 +109,7 @@ def test_no_number_of_a_file_is_bent(tmp_path: Path, line: str, problem: str) ->
     assert problems({"MAINSPRING_CONFIG": str(file)}) == (problem,)
 
 
-def test_a_mistyped_variable_is_told_with_what_may_be_meant() -> None:
+def test_a_mistyped_variable_is_reported_with_a_suggestion() -> None:
     known = ("LEASE", "LEASE_FILE", "URL", "API_KEY", "API_KEY_FILE", "API_CA", "PROXY", "CONFIG")
     environ = {f"MAINSPRING_{name}": "1" for name in (*known, "LAESE", "ZZZ", "API_KEY_FLE")}
     assert unknown_settings({"LAESE": "1", **environ}) == [

@@ -1,4 +1,4 @@
-"""`./dev`, the door to a checkout: when the environment is good enough as it is."""
+"""`./dev`, the entry point of a checkout: when the environment is good enough as it is."""
 
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +29,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("a stamp of another kind", True),
     ],
 )
-def test_an_environment_is_made_anew_when_a_package_left_the_lock(
+def test_an_environment_is_rebuilt_when_a_package_left_the_lock(
     dev: ModuleType, installed: str, outgrown: bool
 ) -> None:
     dev.LOCK_STAMP.write_text(installed)

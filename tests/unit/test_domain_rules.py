@@ -1,4 +1,4 @@
-"""Pure rules: ids, placement, backoff, and what becomes of a try."""
+"""Pure rules: ids, placement, backoff, and what becomes of an execution."""
 
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +13,7 @@ from mainspring.domain.execution import Outcome, Report, TaskError, believed
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome
 from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
-from mainspring.domain.retry import RetryPolicy, backoff, next_try
+from mainspring.domain.retry import RetryPolicy, backoff, retry_delay
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from support.ids import time_of
@@ -130,10 +130,10 @@ def test_backoff_grows_by_its_factor() -> None:
 
 
 @given(_policies, st.integers(1, 20), st.booleans(), st.none() | st.floats(0, 1e6), st.integers())
-def test_tries_end_and_delays_are_capped(
+def test_executions_end_and_delays_are_capped(
     policy: RetryPolicy, failures: int, retryable: bool, retry_after: float | None, seed: int
 ) -> None:
-    delay = next_try(
+    delay = retry_delay(
         policy, failures, retryable=retryable, retry_after=retry_after, rng=Random(seed)
     )
     if not retryable or failures >= policy.max_attempts:
@@ -147,7 +147,7 @@ def test_tries_end_and_delays_are_capped(
 # Settlement ------------------------------------------------------------------------------------
 
 
-def settled(
+def decided(
     outcome: Outcome, *, retryable: bool = True, failures: int = 0, attempts: int = 3
 ) -> Finish | RetryLater:
     task = execution(row(1), failures=failures, retry=RetryPolicy(max_attempts=attempts))
@@ -165,21 +165,21 @@ def test_an_error_has_no_words_that_cannot_be_stored() -> None:
     [(Outcome.SUCCEEDED, TaskState.COMPLETED), (Outcome.CANCELLED, TaskState.CANCELLED)],
 )
 def test_an_end_is_an_end(outcome: Outcome, state: TaskState) -> None:
-    end = settled(outcome)
+    end = decided(outcome)
     assert isinstance(end, Finish)
     assert (end.state, end.dead_because) == (state, None)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.LOST])
-def test_who_was_not_to_blame_keeps_the_due_time(outcome: Outcome) -> None:
-    again = settled(outcome, failures=99)
+def test_a_blameless_end_keeps_the_due_time(outcome: Outcome) -> None:
+    again = decided(outcome, failures=99)
     assert isinstance(again, RetryLater)
     assert again.delay is None
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT])
-def test_a_failure_with_tries_left_is_tried_again(outcome: Outcome) -> None:
-    again = settled(outcome, failures=1)
+def test_a_failure_with_attempts_left_is_retried(outcome: Outcome) -> None:
+    again = decided(outcome, failures=1)
     assert isinstance(again, RetryLater)
     assert again.delay is not None
     assert again.delay > 0
@@ -190,7 +190,7 @@ def test_a_failure_with_tries_left_is_tried_again(outcome: Outcome) -> None:
     [(True, 2, "exhausted"), (False, 0, "not_retryable")],
 )
 def test_a_last_failure_is_final(retryable: bool, failures: int, reason: str) -> None:
-    end = settled(Outcome.FAILED, retryable=retryable, failures=failures)
+    end = decided(Outcome.FAILED, retryable=retryable, failures=failures)
     assert isinstance(end, Finish)
     assert (end.state, end.dead_because) == (TaskState.FAILED, reason)
 

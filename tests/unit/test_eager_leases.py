@@ -109,7 +109,7 @@ class World:
         return found, execution(found._replace(fence=0), lease_end=found.lease_end)
 
 
-def test_only_slots_beyond_half_of_all_are_offered_and_while_offered_not_twice() -> None:
+def test_only_slots_beyond_half_are_offered_and_each_once() -> None:
     world = World(slots=10)
     offer = world.dispatcher.eager_leases.offer_steps()
     assert (offer.most, world.dispatcher.free_slots) == (5, 5)
@@ -131,7 +131,7 @@ def test_a_node_without_slots_offers_none() -> None:
     assert World(slots=0).dispatcher.eager_leases.offer_steps() == NO_STEP_LEASES
 
 
-def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> None:
+def test_a_closing_node_offers_none_and_returns_late_leases() -> None:
     world = World()
     offer = world.dispatcher.eager_leases.offer_steps()
     world.dispatcher.close()
@@ -142,7 +142,7 @@ def test_a_node_that_is_closing_offers_none_and_gives_back_what_comes_late() -> 
     assert world.engine.leases.slots == 0
 
 
-def test_what_nobody_here_can_run_and_what_came_too_late_goes_back_alone() -> None:
+def test_only_unrunnable_or_late_eager_leases_are_returned() -> None:
     world = World()
     offer = world.dispatcher.eager_leases.offer_steps()
     odd = world.leased(7, capability="handler:send_mail")
@@ -170,7 +170,7 @@ def leased(task: NewTask, lease_end: float = NOW + 15) -> tuple[TaskRow, Executi
     return started_task(task, 0, NOW, lease_end)
 
 
-def test_new_tasks_are_offered_slots_beyond_half_and_start_in_them() -> None:
+def test_new_tasks_start_in_offered_slots_beyond_half() -> None:
     world = World(slots=4)
     tasks = [new(number) for number in range(1, 6)]
     offer = world.dispatcher.eager_leases.offer_tasks(tasks)
@@ -211,7 +211,7 @@ def test_nobody_goes_before_a_task_of_its_tenant_that_waits() -> None:
     assert world.dispatcher.eager_leases.offer_tasks([new(1)]) == NO_EAGER_LEASE
 
 
-async def test_after_a_lost_answer_what_was_leased_is_looked_for_and_started_once() -> None:
+async def test_after_a_lost_answer_leases_are_found_and_started_once() -> None:
     world = World()
     world.engine.extend_horizon(NOW + 30)
     tasks = [new(1), new(2), new(3)]
@@ -259,9 +259,7 @@ def test_where_slots_are_short_the_most_urgent_get_them() -> None:
     assert set(offer.tasks) == {tasks[3].id, tasks[4].id}
 
 
-def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_is_not_used() -> (
-    None
-):
+def test_unused_reserved_slots_wake_the_tasks_that_wait() -> None:
     world = World(slots=10)
     offer = world.dispatcher.eager_leases.offer_tasks([new(number) for number in range(1, 6)])
     world.engine.extend_horizon(NOW + 30)
@@ -275,7 +273,7 @@ def test_what_is_reserved_counts_for_its_tenant_and_wakes_whoever_waits_when_it_
     assert world.dispatcher.free_slots == 10
 
 
-def test_what_cannot_be_started_failed_and_its_creator_hears_nothing_of_it() -> None:
+def test_a_failed_start_is_not_reported_to_the_creator() -> None:
     world = World()
     world.executor.breaks_at = new(2).id
     tasks = [new(1), new(2), new(3)]
@@ -284,7 +282,7 @@ def test_what_cannot_be_started_failed_and_its_creator_hears_nothing_of_it() -> 
     assert_only_the_first_was_started(world)
 
 
-def test_what_an_executor_does_not_take_stays_with_nobody_after_a_claim() -> None:
+def test_a_claim_that_the_executor_refuses_is_given_back() -> None:
     world, (picked, given) = World(), claimed(3)
     world.executor.breaks_at = given[1].id
     for each in picked:
@@ -301,7 +299,7 @@ def assert_only_the_first_was_started(world: World) -> None:
     assert world.engine.leases.slots == 1
 
 
-def test_a_claim_that_comes_back_to_a_node_that_is_closing_goes_back() -> None:
+def test_a_claim_answered_to_a_closing_node_is_released() -> None:
     world, (picked, given) = World(), claimed(1)
     world.dispatcher.close()
     world.dispatcher._hand_out(picked, given)
@@ -316,7 +314,7 @@ def claimed(count: int) -> tuple[list[Entry], list[Execution]]:
     return [Entry(each, StreamKey(0, 1), NOW) for each in rows], given
 
 
-def test_there_is_room_for_runs_only_as_long_as_they_are_begun() -> None:
+def test_runs_take_room_only_until_they_have_started() -> None:
     world, run = World(), row(1, capability="handler:mainspring.workflow")
     assert world.dispatcher.room_for(run) == 10
     world.executor.runs_left = 0
@@ -333,7 +331,7 @@ async def test_no_more_runs_are_claimed_than_there_is_room_for() -> None:
     world.engine.update([row(n, capability=run, due=NOW) for n in range(1, 9)], NOW)
     claims = asyncio.Queue[int]()
 
-    async def claim(_tenure: object, refs: Sequence[object], **_how: object) -> list[Execution]:
+    async def claim(_ownership: object, refs: Sequence[object], **_how: object) -> list[Execution]:
         world.executor.runs_left = 0
         claims.put_nowait(len(refs))
         return []

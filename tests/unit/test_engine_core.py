@@ -154,7 +154,7 @@ def test_a_partition_given_away_is_not_acted_for() -> None:
     assert numbers(pick(engine)) == [2]
 
 
-def test_what_runs_in_a_partition_given_away_stays_held() -> None:
+def test_running_tasks_of_a_released_partition_stay_leased() -> None:
     engine = make_engine([row(1)])
     start(engine)
     engine.disown([0], 1.0)
@@ -205,7 +205,7 @@ def test_unknown_limits_hold_a_tenants_tasks() -> None:
     assert numbers(pick(engine, 2.0)) == [1]
 
 
-def test_a_limit_that_changes_counts_what_runs_and_what_is_being_claimed() -> None:
+def test_a_changed_limit_counts_running_and_claimed_tasks() -> None:
     engine = make_engine([row(n, due=n / 10) for n in range(4)])
     start(engine, slots=1)
     pick(engine, slots=1)
@@ -270,7 +270,7 @@ def test_lateness_before_we_owned_the_task_is_nobodys() -> None:
 
 
 def lost_at(engine: Engine, now: float, *, due: float = 0.0, waited: Waited | None = None) -> None:
-    """The first task waits again; nobody will hear of its try."""
+    """The first task waits again; nobody will hear of its execution."""
     engine.leases.drop(task_id(1), 1)
     engine.update([row(1, rev=3, fence=1, due=due, waited=waited)], now)
 
@@ -299,7 +299,7 @@ def test_of_what_came_before_a_takeover_the_rest_is_nobodys() -> None:
     assert entry.lateness(2.0) == spent
 
 
-def test_what_the_owner_hears_of_late_waited_for_the_scheduler() -> None:
+def test_a_late_announcement_counts_as_scheduler_time() -> None:
     engine = make_engine()
     engine.update([row(1, due=1.0)], 4.0)
     (entry,) = pick(engine, now=6.0)
@@ -342,7 +342,7 @@ def test_an_account_is_not_taken_up_after_another_owner() -> None:
     assert entry.lateness(10.0) == {"unattributed": 9.0, "tenant_limit": 1.0}
 
 
-def test_what_had_no_room_waited_for_the_same_as_those_before() -> None:
+def test_a_task_beyond_the_window_waits_for_the_same_cause() -> None:
     """Tasks that were turned away come into the window late, and their owner knows why."""
     engine = make_engine([row(n, due=n / 10) for n in range(5)], limits=ONE_AT_A_TIME, cap=2)
     for now in range(1, 6):
@@ -364,7 +364,7 @@ def test_what_had_no_room_waited_for_the_same_as_those_before() -> None:
 RUN = "handler:mainspring.workflow"
 
 
-def test_a_task_that_runs_a_workflow_leaves_the_limit_to_its_steps() -> None:
+def test_a_task_that_runs_a_workflow_takes_no_share_of_the_limit() -> None:
     engine = make_engine([row(1, capability=RUN), row(2, capability=RUN)], limits=ONE_AT_A_TIME)
     assert len(start(engine)) == 2
     assert (len(engine.running), len(engine.leases), engine.leases.slots) == (2, 2, 0)
@@ -379,7 +379,7 @@ def test_a_task_that_runs_a_workflow_leaves_the_limit_to_its_steps() -> None:
     assert start(engine) == [], "their end opens no gate"
 
 
-def test_a_run_that_was_found_running_leaves_the_limit_to_its_steps() -> None:
+def test_a_loaded_running_run_takes_no_share_of_the_limit() -> None:
     found = row(1, capability=RUN, state="running", fence=1, lease_end=9.0)
     engine = make_engine([found, row(2)], limits=ONE_AT_A_TIME)
     assert numbers(start(engine)) == [2]
@@ -400,7 +400,7 @@ def test_a_tenant_that_may_not_run_anything_begins_no_run() -> None:
     assert start(make_engine([row(1, capability=RUN)], limits=nothing)) == []
 
 
-def test_tasks_that_run_workflows_leave_the_room_to_their_steps() -> None:
+def test_tasks_that_run_workflows_take_no_slots_of_their_steps() -> None:
     engine = make_engine([row(n, capability=RUN) for n in range(8)])
     picked = engine.pick(1.0, 10, anything, free=1)
     assert len(picked) == 8
@@ -424,7 +424,7 @@ def test_a_task_with_an_eager_lease_counts_like_any_other() -> None:
     assert (engine.leases.slots, list(engine.running.in_partition(0))) == (0, [])
 
 
-def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> None:
+def test_a_task_of_a_released_partition_runs_and_is_not_counted() -> None:
     engine = make_engine()
     engine.add_eager_lease(
         row(7, partition=9, rev=2, state="running", fence=1, lease_end=16.0), 1.0
@@ -432,7 +432,7 @@ def test_a_task_of_a_partition_that_was_given_away_is_held_and_not_counted() -> 
     assert (engine.leases.slots, list(engine.running.in_partition(9))) == (1, [])
 
 
-def test_the_oldest_are_not_left_behind_while_more_comes_than_can_start() -> None:
+def test_the_oldest_start_while_more_arrive_than_can_start() -> None:
     """Each start makes room for one, and the next create would take it: what was turned away has
     to come first, so that in the end all that still waits is young."""
     engine = make_engine([row(n) for n in range(20)], cap=8)
@@ -467,7 +467,7 @@ def test_what_is_being_claimed_counts_though_limits_change() -> None:
     engine.own([0, 1], rows, 1.0)
     engine.set_limits({1: TenantLimits(max_running=4, spread=1)}, 1.0)
     assert len(pick(engine)) == 2
-    engine.finish_claim(claiming, [], 1.0)  # it changed nothing: its tenure was over
+    engine.finish_claim(claiming, [], 1.0)  # it changed nothing: its ownership was over
     assert len(pick(engine)) == 2
 
 
@@ -503,7 +503,7 @@ def test_what_waits_again_while_rows_were_read_does_not_run() -> None:
     assert numbers(pick(engine, 2.0)) == [2]
 
 
-def test_what_runs_in_a_partition_that_came_back_meanwhile_counts() -> None:
+def test_running_tasks_of_a_partition_that_came_back_count() -> None:
     engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
     start(engine)
     with engine.reading():
@@ -513,7 +513,7 @@ def test_what_runs_in_a_partition_that_came_back_meanwhile_counts() -> None:
     assert pick(engine, 2.0) == []
 
 
-def test_a_later_try_that_was_read_meanwhile_counts() -> None:
+def test_a_later_execution_that_was_read_meanwhile_counts() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
@@ -522,7 +522,7 @@ def test_a_later_try_that_was_read_meanwhile_counts() -> None:
     assert len(engine.running) == 1
 
 
-def test_what_is_finished_while_rows_were_read_does_not_wait_again() -> None:
+def test_a_task_finished_while_rows_are_read_does_not_wait_again() -> None:
     engine = make_engine([row(1), row(2)])
     with engine.reading():
         engine.remove([row(1).id], 1.0)  # cancelled, say: nobody else would ever take it out again
@@ -530,7 +530,7 @@ def test_what_is_finished_while_rows_were_read_does_not_wait_again() -> None:
     assert len(engine.window) == 1
 
 
-def test_what_ran_to_its_end_while_rows_were_read_does_not_wait_again() -> None:
+def test_a_task_run_while_rows_were_read_does_not_wait_again() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
@@ -539,7 +539,7 @@ def test_what_ran_to_its_end_while_rows_were_read_does_not_wait_again() -> None:
     assert len(engine.window) == 0
 
 
-def test_what_is_to_be_tried_again_waits_though_a_try_ended_meanwhile() -> None:
+def test_a_retry_waits_although_an_execution_ended_meanwhile() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
@@ -565,7 +565,7 @@ def test_a_read_that_is_over_takes_nothing_from_one_that_goes_on() -> None:
     assert len(engine.window) == 0
 
 
-def test_an_old_row_of_a_partition_given_up_says_nothing_of_where_its_task_is_now() -> None:
+def test_an_old_row_of_a_released_partition_is_ignored() -> None:
     engine = make_engine([])
     engine.own(
         [1],
@@ -594,7 +594,7 @@ def test_the_ledger_survives_a_change_of_limits() -> None:
     assert (fourth.lateness(6.0) or {})["concurrency_key"] == pytest.approx(5.0)
 
 
-def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> None:
+def test_slotless_tasks_beyond_a_bound_wait_for_a_fair_share() -> None:
     """A flood of runs that are yet to begin would be claimed at once, past the fair queue."""
     runs = [row(n, capability="handler:mainspring.workflow") for n in range(1, 7)]
     engine = make_engine([*runs, row(7, capability="http"), row(8, tenant=2, capability="http")])
@@ -605,7 +605,7 @@ def test_what_takes_no_slot_waits_for_its_turn_beyond_a_bound_and_says_so() -> N
     assert entry.lateness(4.0) == {"fair_share": 4.0}
 
 
-def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_remembered() -> None:
+def test_a_cancel_before_the_answer_to_the_claim_is_remembered() -> None:
     engine = make_engine([row(1), row(2), row(3)])
     picked = pick(engine)
     asked = row(1, rev=3, state="running", fence=1, lease_end=16.0, cancel_requested=True)

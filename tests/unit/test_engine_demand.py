@@ -68,7 +68,7 @@ def test_a_capability_can_be_read_again(tags: list[str], memory: int, cpu: float
         (1, {"shared": True}, [False]),  # another node may have given it another task
     ],
 )
-def test_what_counts_as_begun_without_word_of_the_worker(
+def test_leases_that_count_as_started_without_a_report(
     tasks: int, how: dict[str, bool], presumed: list[bool]
 ) -> None:
     engine = make_engine()
@@ -87,7 +87,7 @@ def test_what_runs_inside_the_node_needs_no_worker() -> None:
     assert all(needs_worker(capability_of(TaskSpec(t, requires=gpu))) for t in outside)
 
 
-def test_nothing_is_picked_without_a_worker_and_the_ledger_says_so() -> None:
+def test_nothing_is_picked_without_a_worker_and_it_is_recorded() -> None:
     engine = make_engine()
     engine.update([row(1)], 0.0)
     assert engine.pick(1.0, 10, lambda _capability: True) == []
@@ -109,7 +109,7 @@ def test_a_busy_worker_is_a_worker() -> None:
     assert entry.lateness(5.0) == {"fair_share": 5.0}
 
 
-def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
+def test_an_offer_not_seen_for_long_is_forgotten() -> None:
     engine = make_engine()
     engine.workers.touch(1, WORK, 0.0)
     engine.update([row(1)], 0.0)
@@ -119,7 +119,7 @@ def test_a_kind_that_is_not_heard_of_for_long_is_forgotten() -> None:
     assert engine.situation(row(1), 16.0).can_run is False
 
 
-def test_a_busy_worker_with_long_leases_is_remembered_from_one_heartbeat_to_the_next() -> None:
+def test_a_busy_worker_is_remembered_between_its_heartbeats() -> None:
     assert there_for(15.0) == there_for(1.0) == 15.0
     engine = make_engine(there_for=there_for(600.0))
     engine.workers.touch(1, WORK, 0.0)
@@ -145,7 +145,7 @@ def test_a_worker_that_holds_a_task_is_there() -> None:
     assert engine.situation(row(2), 102.0).can_run is False
 
 
-def test_a_busy_worker_that_asks_for_something_else_each_time_is_remembered_as_few_kinds() -> None:
+def test_a_worker_with_ever_new_offers_is_kept_as_few_kinds() -> None:
     engine = make_engine()
     engine.workers.open(poll(slots=1), 0.0)
     engine.update([row(1)], 0.0)
@@ -163,7 +163,7 @@ def test_a_busy_worker_that_asks_for_something_else_each_time_is_remembered_as_f
     assert len(engine.workers._pools[1]) == 16
 
 
-def test_who_waits_at_another_node_is_there() -> None:
+def test_a_worker_at_another_node_counts_as_there() -> None:
     engine = make_engine()
     one = poll()
     engine.workers.open(one, 0.0)
@@ -176,7 +176,7 @@ def test_who_waits_at_another_node_is_there() -> None:
     assert engine.situation(row(1), 4.0).can_run is False
 
 
-def test_who_goes_away_is_not_waited_for() -> None:
+def test_a_worker_that_left_is_not_waited_for() -> None:
     engine = make_engine()
     one, two = poll("one"), poll("two")
     engine.workers.open(one, 0.0)
@@ -268,7 +268,7 @@ _moves = st.one_of(
 
 
 @given(st.sampled_from([None, 3]), st.lists(_moves, max_size=60))
-def test_of_all_lines_the_earliest_deadline_goes_first(
+def test_of_all_groups_the_earliest_deadline_goes_first(
     most: int | None, moves: list[tuple[str, int, int]]
 ) -> None:
     """However tasks come, go and are taken: who asks gets the first of all lines it can serve."""
@@ -346,7 +346,7 @@ def test_a_suspect_gets_a_worker_for_itself() -> None:
     assert numbers(engine.match(1.0, 10)) == [3]
 
 
-def test_who_restarted_is_asked_for_by_name() -> None:
+def test_leases_of_former_sessions_are_found() -> None:
     engine = make_engine()
     engine.update([row(1), row(2)], 0.0)
     engine.workers.open(poll("w", slots=1), 0.0)

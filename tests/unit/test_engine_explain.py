@@ -115,7 +115,7 @@ def test_an_owner_knows_a_tasks_place() -> None:
     assert engine.situation(row(9, partition=7), NOW) == Situation()
 
 
-def test_an_owner_knows_who_is_in_the_way() -> None:
+def test_an_owner_knows_which_tasks_take_the_limit() -> None:
     running = row(1, state="running", fence=1, lease_end=NOW + 9, concurrency_key="k")
     waiting = [row(n, due=NOW - 9 + n, concurrency_key="k", concurrency_limit=1) for n in (2, 3, 4)]
     engine = engine_with(running, *waiting, limits=TenantLimits(max_running=1, spread=1))

@@ -113,7 +113,7 @@ def test_it_does_not_matter_how_many_names_a_tenant_uses() -> None:
     assert looks <= 2 * 100
 
 
-def test_who_is_held_back_by_a_gate_is_not_looked_at_again_and_again() -> None:
+def test_a_gated_tenant_is_not_looked_at_again_and_again() -> None:
     queue = FairQueue()
     for tenant in range(100):
         queue.set_limits(tenant, TenantLimits(max_running=1, spread=1), 0.0)

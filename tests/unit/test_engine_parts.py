@@ -130,7 +130,7 @@ def test_leases_are_extended_in_batches() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
-def test_every_held_lease_gets_its_turn_in_time(steps: list[tuple[int, bool]]) -> None:
+def test_every_lease_is_extended_in_time(steps: list[tuple[int, bool]]) -> None:
     """However tasks come and go: who is held is extended at least every third of a lease."""
     leases, now, turns = HeldLeases(15.0), 0.0, dict[int, list[float]]()
     for number, (seconds, drop) in enumerate(steps):

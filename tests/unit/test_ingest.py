@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from contract.store_lab import SPEC
+from contract.store_set import SPEC
 from mainspring.api.tasks import ingest as ingesting
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import ManualClock
@@ -15,12 +15,12 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.tasks import TaskStore
-from support.api import QuietNode
+from support.in_process_api import IdleNode
 
 NOW = 1000.0
 
 
-class Away(TaskStore):
+class UnreachableStore(TaskStore):
     """A store that cannot be reached, and how often it was asked what exists."""
 
     def __init__(self, problem: StoreUnavailable) -> None:
@@ -40,15 +40,15 @@ class Away(TaskStore):
         raise self._problem
 
 
-class Noting(QuietNode):
+class RecordingNode(IdleNode):
     """What the node is told."""
 
     def __init__(self) -> None:
-        self.doubts = 0
+        self.stale_marks = 0
         self.eager_leases: list[object] = []
 
     def mark_stale(self) -> None:
-        self.doubts += 1
+        self.stale_marks += 1
 
     def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
         self.eager_leases.append(leased)
@@ -62,22 +62,22 @@ def creation() -> Creation:
 
 
 @pytest.mark.parametrize(
-    ("problem", "looked", "doubts", "begun"),
+    ("problem", "looked", "stale_marks", "begun"),
     [(StoreUnavailable("lost"), True, 1, None), (NothingSent("no connection"), False, 0, ())],
 )
-async def test_what_may_have_been_written_is_looked_for_and_then_doubted(
+async def test_an_unanswered_batch_is_looked_up_then_marked_stale(
     monkeypatch: pytest.MonkeyPatch,
     problem: StoreUnavailable,
     looked: bool,
-    doubts: int,
+    stale_marks: int,
     begun: object,
 ) -> None:
     """A repetition under the same key is told that the task is there: our engine has to find it.
     Of what was never sent there is nothing to find."""
     monkeypatch.setattr(ingesting, "_REREAD_FOR", 0.01)
     monkeypatch.setattr(ingesting, "_REREAD_EVERY", 0.001)
-    store, node = Away(problem), Noting()
+    store, node = UnreachableStore(problem), RecordingNode()
     ingest = Ingest(store, cast(Any, node), ManualClock(NOW), Metrics(), 30.0)
     with pytest.raises(type(problem)):
         await ingest.create(creation())
-    assert (store.looked > 0, node.doubts, node.eager_leases) == (looked, doubts, [begun])
+    assert (store.looked > 0, node.stale_marks, node.eager_leases) == (looked, stale_marks, [begun])

@@ -1,4 +1,4 @@
-"""The sums of lateness: over any sequence of tries each second is there once, with its cause."""
+"""The sums of lateness: over any sequence of executions each second counts once, with its cause."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ seconds = st.one_of(st.just(0.0), st.floats(0.02, 1000.0))
 
 
 @dataclass(frozen=True)
-class Try:
-    """One try: what it waited for, how long its claim took, and what became of it."""
+class OneExecution:
+    """One execution: what it waited for, how long its claim took, and what became of it."""
 
     waits: dict[Cause, float]
     claim: float
@@ -40,8 +40,8 @@ class Try:
     backoff: float
 
 
-tries = st.builds(
-    Try,
+executions = st.builds(
+    OneExecution,
     waits=st.dictionaries(st.sampled_from(SEEN), st.floats(0.02, 1000.0), max_size=3),
     claim=st.sampled_from([0.0, 0.003, 0.5]),
     queue=seconds,
@@ -52,7 +52,7 @@ tries = st.builds(
 
 
 class Life:
-    """A task on its way through tries, with the true account beside the one that is kept."""
+    """A task on its way through executions, with the true account beside the one that is kept."""
 
     def __init__(self, due: float, sla: float) -> None:
         self.first_due = self.due = self.now = due
@@ -61,10 +61,10 @@ class Life:
         self.earlier: Earlier | None = None
         self.truth: defaultdict[str, float] = defaultdict(float)
         self.first_start: float | None = None
-        self.tries = 0
+        self.count = 0
 
-    def pick(self, one: Try) -> Moments:
-        self.tries += 1
+    def pick(self, one: OneExecution) -> Moments:
+        self.count += 1
         waited = dict(self.waited or {})
         for cause, spent in one.waits.items():
             waited[cause] = waited.get(cause, 0.0) + spent
@@ -75,14 +75,14 @@ class Life:
         self.truth[Cause.WAITING] += one.claim
         return Moments(self.due, self.now, waited if late >= 0.01 else None)
 
-    def start(self, one: Try) -> float:
+    def start(self, one: OneExecution) -> float:
         self.now += one.queue
         self.truth[Cause.WORKER_QUEUE] += one.queue
         if self.first_start is None:
             self.first_start = self.now
         return self.now
 
-    def go_through(self, one: Try) -> None:
+    def go_through(self, one: OneExecution) -> None:
         moments = self.pick(one)
         if one.outcome == "failed":
             started = self.start(one)
@@ -106,15 +106,22 @@ class Life:
         return own
 
 
-@given(st.lists(tries, max_size=6), tries, st.floats(0.0, 2000.0))
-def test_every_second_is_there_once(before: list[Try], last: Try, sla: float) -> None:
+def life_after(before: list[OneExecution], sla: float) -> Life:
     life = Life(1_700_000_000.0, sla)
     for one in before:
         life.go_through(one)
+    return life
+
+
+@given(st.lists(executions, max_size=6), executions, st.floats(0.0, 2000.0))
+def test_every_second_is_there_once(
+    before: list[OneExecution], last: OneExecution, sla: float
+) -> None:
+    life = life_after(before, sla)
     moments = life.pick(last)
     started = life.start(last)
     verdict = judge_start(moments, life.earlier, started, sla)
-    kept, slack = verdict.lateness or {}, SLACK * life.tries
+    kept, slack = verdict.lateness or {}, SLACK * life.count
     assert sum(kept.values()) == pytest.approx(started - life.first_due, abs=slack)
     for cause, true in life.truth.items():
         assert kept.get(cause, 0.0) == pytest.approx(true, abs=slack), cause
@@ -124,13 +131,11 @@ def test_every_second_is_there_once(before: list[Try], last: Try, sla: float) ->
     assert (verdict.blame is None) is verdict.met
 
 
-@given(st.lists(tries, max_size=6), tries, st.floats(0.0, 2000.0))
+@given(st.lists(executions, max_size=6), executions, st.floats(0.0, 2000.0))
 def test_a_task_that_ends_by_a_loss_is_judged_by_its_starts(
-    before: list[Try], last: Try, sla: float
+    before: list[OneExecution], last: OneExecution, sla: float
 ) -> None:
-    life = Life(1_700_000_000.0, sla)
-    for one in before:
-        life.go_through(one)
+    life = life_after(before, sla)
     moments = life.pick(last)
     life.now += last.ran
     verdict = judge_loss(moments, life.earlier, life.now, sla)

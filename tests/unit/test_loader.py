@@ -1,4 +1,4 @@
-"""What loader and stocktaker do: bounded, and nothing at the expense of another."""
+"""What loader and partition loader do: bounded, and nothing at the expense of another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -22,7 +22,7 @@ from mainspring.engine.settings import EngineSettings
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
-from mainspring.node import periodic_jobs as chores
+from mainspring.node import periodic_jobs as jobs
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
@@ -36,7 +36,7 @@ NOTHING = Woken([], [], [])
 
 
 class Store(EngineStore):
-    """Answers as it is told to, notes what it was asked, and can be asked to wait for that."""
+    """A store that answers as told, notes what it was asked, and can wait for that."""
 
     def __init__(self) -> None:
         self.partition_loader: list[TaskRow] = []
@@ -50,11 +50,11 @@ class Store(EngineStore):
         self.asked: list[tuple[str, object]] = []
         self._news = asyncio.Event()
 
-    def _note(self, chore: str, what: object) -> None:
-        self.asked.append((chore, what))
+    def _note(self, job: str, what: object) -> None:
+        self.asked.append((job, what))
         self._news.set()
-        if chore in self.failing:
-            raise self.problem(f"{chore} took too long")
+        if job in self.failing:
+            raise self.problem(f"{job} took too long")
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Asks anew when the store was asked for something, and when time went by."""
@@ -64,8 +64,8 @@ class Store(EngineStore):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), 0.01)
 
-    def asked_for(self, chore: str) -> list[object]:
-        return [what for name, what in self.asked if name == chore]
+    def asked_for(self, job: str) -> list[object]:
+        return [what for name, what in self.asked if name == job]
 
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
@@ -73,9 +73,9 @@ class Store(EngineStore):
         found = [
             r for r in self.partition_loader if r.partition in partitions and after < r.due <= until
         ]
-        self._note("stock", sorted(partitions))
+        self._note("window", sorted(partitions))
         if self.too_much_in in partitions:
-            raise StoreUnavailable("stock took too long")
+            raise StoreUnavailable("window took too long")
         if self.slow_in in partitions:
             await self.slow.wait()
         return found
@@ -143,14 +143,14 @@ class Bench:
         self.state.engine.own(own, [], NOW)
         supervisor = Supervisor()
         supervisor.start("loader", self.loader.run)
-        supervisor.start("stock", self.partition_loader.run)
+        supervisor.start("window", self.partition_loader.run)
         try:
             yield
         finally:
             await supervisor.stop()
 
     async def request_wakes(self, times: int) -> list[object]:
-        """Let it look so often; answers what it named as heard."""
+        """Let it look so often; return what it named as heard."""
         while len(asked := self.store.asked_for("wakes")) < times:
             self.state.request_wakes()
             await self.store.until(partial(self._more_than, len(asked)))
@@ -162,7 +162,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(chores, "RETRY_PAUSE", 0.001)
+    monkeypatch.setattr(jobs, "RETRY_PAUSE", 0.001)
     return Bench()
 
 
@@ -180,13 +180,13 @@ def task(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("chore", ["stock", "wakes", "expire"])
-async def test_a_chore_that_fails_each_time_takes_no_others_turn(bench: Bench, chore: str) -> None:
-    bench.store.failing.add(chore)
+@pytest.mark.parametrize("job", ["window", "wakes", "expire"])
+async def test_a_job_that_fails_each_time_takes_no_others_turn(bench: Bench, job: str) -> None:
+    bench.store.failing.add(job)
     bench.partition_loader.load([3])
     async with bench.running():
         await bench.store.until(
-            lambda: {"stock", "wakes", "expire"} <= dict(bench.store.asked).keys()
+            lambda: {"window", "wakes", "expire"} <= dict(bench.store.asked).keys()
         )
 
 
@@ -196,18 +196,18 @@ async def test_what_is_too_much_at_once_is_asked_for_in_smaller_parts(bench: Ben
     bench.partition_loader.load(range(20))
     async with bench.running(own=()):
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 19)
-        await bench.store.until(lambda: [7] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [7] in bench.store.asked_for("window"))
         bench.store.too_much_in = None
         await bench.store.until(lambda: len(bench.state.engine.partitions) == 20)
         bench.partition_loader.load(range(20, 36))
-        await bench.store.until(lambda: list(range(20, 36)) in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: list(range(20, 36)) in bench.store.asked_for("window"))
 
 
 async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
     bench.store.slow_in = 3
     bench.partition_loader.load([3])
     async with bench.running():
-        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
         bench.store.partition_loader = [task(1, partition=1, due=NOW + 15)]
         bench.store.wakes = [Woken([task(2, partition=2)], [], [10])]
         bench.clock.advance(10)
@@ -221,7 +221,7 @@ async def test_a_slow_read_catches_up_with_the_horizon(bench: Bench) -> None:
     bench.store.slow_in = 3
     bench.partition_loader.load([3])
     async with bench.running():
-        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
         bench.store.partition_loader = [task(1, partition=3, due=NOW + 15)]
         bench.clock.advance(10)
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
@@ -235,14 +235,14 @@ async def test_a_read_that_began_too_early_does_not_count(bench: Bench, how: str
     """Somebody else may have changed something in between."""
     async with bench.running():
         # The first reload; there is no other while the clock stands still.
-        await bench.store.until(lambda: [1, 2] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [1, 2] in bench.store.asked_for("window"))
         bench.store.slow_in = 3
         if how == "doubted":
             bench.state.engine.own([3], [], NOW)
             bench.state.mark_stale([3])
         else:
             bench.partition_loader.load([3])
-        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
         bench.store.partition_loader = [task(1, partition=3)]
         if how == "doubted":
             bench.state.mark_stale([3])
@@ -257,20 +257,20 @@ async def test_streams_are_filled_again_before_all_partitions_are_read(bench: Be
     turned_away = [task(n, partition=0) for n in range(6)]
     engine = bench.state.engine
     async with bench.running(own=(0,)):
-        await bench.store.until(lambda: [0] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [0] in bench.store.asked_for("window"))
         engine.update(turned_away, NOW)
         engine.remove([row.id for row in turned_away[:4]], NOW)
         bench.partition_loader.load(range(1, 33))
         await bench.store.until(lambda: len(engine.partitions) == 33)
-    chores = [chore for chore, _ in bench.store.asked]
-    assert "stock" in chores[chores.index("more") :]
+    jobs = [job for job, _ in bench.store.asked]
+    assert "window" in jobs[jobs.index("more") :]
 
 
-async def test_a_refill_that_could_not_be_told_is_asked_for_again(bench: Bench) -> None:
+async def test_a_failed_refill_is_requested_again(bench: Bench) -> None:
     turned_away = [task(n) for n in range(6)]
     engine = bench.state.engine
     async with bench.running():
-        await bench.store.until(lambda: bool(bench.store.asked_for("stock")))
+        await bench.store.until(lambda: bool(bench.store.asked_for("window")))
         engine.update(turned_away, NOW)
         engine.remove([row.id for row in turned_away[:4]], NOW)
         with mock.patch.object(
@@ -287,22 +287,22 @@ async def test_what_fails_in_one_loop_ends_no_read_of_the_other(bench: Bench) ->
     bench.store.wakes = [Woken([task(1)], [], [10])]
     bench.limits.problem = ValueError("a mistake of ours")
     async with bench.running():
-        await bench.store.until(lambda: [3] in bench.store.asked_for("stock"))
+        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
         bench.store.slow.set()
         await bench.store.until(lambda: 3 in bench.state.engine.partitions)
     assert not bench.limits.problem
-    assert bench.store.asked_for("stock").count([3]) == 1
+    assert bench.store.asked_for("window").count([3]) == 1
 
 
-async def test_wakes_are_named_as_heard_once_the_engine_has_heard(bench: Bench) -> None:
+async def test_wakes_are_confirmed_after_the_engine_has_them(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
         assert await bench.request_wakes(3) == [[], [10, 11], []]
     assert len(bench.state.engine.window) == 1
 
 
-async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> None:
+async def test_wakes_read_under_another_node_id_stay(bench: Bench) -> None:
     """In a database that was set back their numbers are others'."""
     bench.store.wakes = [Woken([task(1)], [], [10, 11])]
     async with bench.running():
@@ -312,7 +312,7 @@ async def test_wakes_heard_under_another_id_of_the_node_stay(bench: Bench) -> No
         assert await bench.request_wakes(2) == [[], []]
 
 
-async def test_wakes_read_before_the_database_was_set_back_are_not_told(bench: Bench) -> None:
+async def test_wakes_read_before_a_restore_are_not_confirmed(bench: Bench) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10])]
     compile_fast_path, state = bench.limits.limits, bench.state
 
@@ -342,18 +342,16 @@ async def test_no_partition_is_acted_for_by_limits_of_another_life(bench: Bench)
             bench.state.renew()
             bench.partition_loader.load([3])
             await asked.wait()
-            read = len(bench.store.asked_for("stock"))
+            read = len(bench.store.asked_for("window"))
             await bench.store.until(lambda: not bench.state.partitions_wanted.is_set())
-            assert len(bench.store.asked_for("stock")) == read
+            assert len(bench.store.asked_for("window")) == read
             assert 3 not in bench.state.engine.partitions
             slow.set()
             await bench.store.until(lambda: 3 in bench.state.engine.partitions)
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("lost"), ValueError("a mistake of ours")])
-async def test_wakes_of_which_the_engine_did_not_hear_stay(
-    bench: Bench, problem: Exception
-) -> None:
+async def test_wakes_that_the_engine_did_not_get_stay(bench: Bench, problem: Exception) -> None:
     bench.store.wakes = [Woken([task(1)], [], [10])]
     bench.limits.problem = problem
     async with bench.running():
@@ -369,7 +367,7 @@ async def test_only_limits_of_woken_tenants_are_asked_for(bench: Bench) -> None:
     assert [tenants for tenants in bench.limits.asked if tenants is not None] == [{1, 9}]
 
 
-async def test_a_full_answer_is_followed_by_the_other_chores_and_then_by_the_next(
+async def test_a_full_answer_lets_the_other_jobs_run_before_the_next(
     bench: Bench,
 ) -> None:
     """At once, and not when its time comes again: here the clock stands still."""
@@ -377,8 +375,8 @@ async def test_a_full_answer_is_followed_by_the_other_chores_and_then_by_the_nex
     bench.store.expired = [[UUID(int=n)] * 1000 for n in range(2)]
     async with bench.running():
         await bench.store.until(lambda: len(bench.store.asked_for("expire")) == 3)
-    chores = [chore for chore, _ in bench.store.asked if chore != "stock"]
-    assert chores == ["wakes", "expire"] * 3
+    jobs = [job for job, _ in bench.store.asked if job != "window"]
+    assert jobs == ["wakes", "expire"] * 3
 
 
 @pytest.mark.parametrize(
@@ -397,15 +395,15 @@ async def test_after_a_lost_answer_what_expired_is_looked_at(
         await bench.store.until(lambda: bool(bench.store.asked_for("expire")))
         bench.store.partition_loader, bench.store.failing = [], set()
         bench.clock.advance(60)
-        read = len(bench.store.asked_for("stock"))
+        read = len(bench.store.asked_for("window"))
         bench.state.partitions_wanted.set()
-        await bench.store.until(lambda: len(bench.store.asked_for("stock")) > read)
+        await bench.store.until(lambda: len(bench.store.asked_for("window")) > read)
         await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
     assert bench.store.asked_for("look") == looked_at
     assert len(bench.state.engine.window) == 2 - len(looked_at)
 
 
-async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(bench: Bench) -> None:
+async def test_a_partition_is_read_once_for_all_tenants_that_need_it(bench: Bench) -> None:
     stream = StreamKey(1, 5, "q", "http", None, 5)
     keys = [StreamKey(1, 5), StreamKey(2, 5), stream, StreamKey(1, 6), StreamKey(1, 7)]
     wanted = [Refill(key, NOW, (), 4) for key in keys]
@@ -424,5 +422,5 @@ async def test_a_partition_is_read_once_for_all_tenants_who_want_more_of_it(benc
             await bench.store.until(lambda: bool(bench.store.asked_for("more")))
             await bench.store.until(lambda: len(answered) == len(keys))
     assert answered == keys
-    assert bench.store.asked_for("stock").count([1]) == 1
+    assert bench.store.asked_for("window").count([1]) == 1
     assert len(bench.state.engine.window) == 3

@@ -40,7 +40,7 @@ def block_the_loop(seconds: float = 4 * LIMIT) -> None:
     time.sleep(seconds)
 
 
-async def test_a_blocked_loop_is_told_with_its_stack(
+async def test_a_blocked_loop_is_logged_with_its_stack(
     watched: LoopWatchdog, metrics: Metrics
 ) -> None:
     with capture_logs() as lines:
@@ -120,7 +120,7 @@ def started(rest: str, stderr: IO[bytes] | int = subprocess.PIPE) -> subprocess.
     return process
 
 
-def test_exit_ends_the_process_after_a_word() -> None:
+def test_exit_ends_the_process_after_a_log_line() -> None:
     process = started("while True: pass")
     _, told = process.communicate(timeout=20)
     assert process.returncode == EXIT_STALLED

@@ -93,7 +93,7 @@ def test_large_specs_are_not_kept() -> None:
     assert views._template.cache_info().currsize == views._shared_spec.cache_info().currsize == 0
 
 
-def test_of_bodies_that_were_looked_at_only_digests_are_kept() -> None:
+def test_only_digests_of_seen_bodies_are_kept() -> None:
     """They may have secrets in them: an http target's, a webhook's."""
     for n in range(2000):
         body = b'{"auth": {"bearer": "hush-%d"}}' % n

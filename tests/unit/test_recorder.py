@@ -22,17 +22,17 @@ from mainspring.node.state import NodeState
 from support.rows import execution, row
 
 
-class Refuses:
+class RefusingStore:
     """A store that takes nothing of tasks 1 and 2, whatever is written of them."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         """Of which tasks alone something was to be written."""
 
-    async def finish(self, _tenure: Ownership, finishes: Sequence[Finish]) -> set[UUID]:
+    async def finish(self, _ownership: Ownership, finishes: Sequence[Finish]) -> set[UUID]:
         return {report.execution.id for report in self._take(finishes)}
 
-    async def retry(self, _tenure: Ownership, retries: Sequence[RetryLater]) -> list[TaskRow]:
+    async def retry(self, _ownership: Ownership, retries: Sequence[RetryLater]) -> list[TaskRow]:
         return [row(report.execution.id.int, rev=3) for report in self._take(retries)]
 
     def _take(self, items: Sequence[Finish | RetryLater]) -> list[Report]:
@@ -43,7 +43,7 @@ class Refuses:
         return reports
 
 
-class Deaf:
+class NoAnnouncer:
     def announce(self, changed: object) -> None:
         """Nobody is there."""
 
@@ -53,11 +53,11 @@ def report(number: int, outcome: Outcome) -> Report:
 
 
 @asynccontextmanager
-async def recording(store: Refuses) -> AsyncIterator[Recorder]:
+async def recording(store: RefusingStore) -> AsyncIterator[Recorder]:
     config = Config(database_url="postgresql:///x")
     state = NodeState(Engine(EngineSettings()), ManualClock(), config)
     nobody = cast(Any, None)
-    recorder = Recorder(state, cast(Any, store), nobody, cast(Any, Deaf()), Random(1))
+    recorder = Recorder(state, cast(Any, store), nobody, cast(Any, NoAnnouncer()), Random(1))
     writing = asyncio.create_task(recorder.run())
     try:
         async with asyncio.timeout(5):
@@ -67,7 +67,7 @@ async def recording(store: Refuses) -> AsyncIterator[Recorder]:
 
 
 async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
-    store = Refuses()
+    store = RefusingStore()
     batch = [
         report(number, outcome)
         for number, outcome in enumerate([Outcome.SUCCEEDED, Outcome.RELEASED] * 2, 1)
@@ -77,9 +77,9 @@ async def test_what_is_refused_twice_is_given_up_and_holds_nobody_up() -> None:
     assert sorted(store.asked) == [1, 1, 2, 2, 3, 4]
 
 
-async def test_of_two_who_tell_of_one_try_at_a_time_one_is_accepted() -> None:
-    """The other one is to hear that its word does not count, though the try has ended well."""
-    async with recording(Refuses()) as recorder:
+async def test_of_two_concurrent_reports_of_an_execution_one_counts() -> None:
+    """The other one is to hear that its word does not count, though the execution succeeded."""
+    async with recording(RefusingStore()) as recorder:
         first, second = await asyncio.gather(
             recorder.record([report(3, Outcome.CANCELLED)]),
             recorder.record([report(3, Outcome.SUCCEEDED)]),

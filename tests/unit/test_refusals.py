@@ -59,7 +59,7 @@ async def test_what_the_values_cause_is_refused(kind: type[Exception]) -> None:
         ConnectionResetError,
     ],
 )
-async def test_a_fault_of_the_database_says_nothing_about_the_values(
+async def test_a_database_fault_shows_no_values(
     kind: type[Exception],
 ) -> None:
     with pytest.raises(StoreUnavailable):

@@ -36,7 +36,7 @@ class Runs:
         self.held.set()
 
     async def begin(
-        self, _tenure: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
+        self, _ownership: Ownership, of: Execution, _name: str, _given: Mapping[str, msgspec.Raw]
     ) -> Moved:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -89,7 +89,7 @@ class World:
         self.reported.set()
 
 
-async def test_a_flood_delays_neither_a_quiet_tenants_run_nor_the_end_of_one() -> None:
+async def test_a_flood_delays_neither_other_tenants_nor_ending_runs() -> None:
     world = World()
     try:
         world.start(*range(1, FLOOD + 1))
@@ -102,7 +102,7 @@ async def test_a_flood_delays_neither_a_quiet_tenants_run_nor_the_end_of_one() -
         await world.starter.stop(0)
 
 
-async def test_what_is_yet_to_begin_is_bounded_and_whoever_claims_hears_of_room() -> None:
+async def test_runs_yet_to_begin_are_bounded_and_room_is_announced() -> None:
     world = World()
     before = world.starter.room()
     world.runs.held.clear()

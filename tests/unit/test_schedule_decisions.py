@@ -89,7 +89,7 @@ def test_what_was_due_when_the_window_begins_is_inside_it() -> None:
     assert each(definition, since=NOON, now=NOON + 3600) == expected
 
 
-def test_the_cap_and_the_window_bound_what_is_made_up_for() -> None:
+def test_the_cap_and_the_window_bound_catching_up() -> None:
     definition = ScheduleDefinition(
         cron="* * * * *", misfire=Misfire("all", window=3600, cap=10), overlap="allow"
     )

@@ -155,7 +155,7 @@ class TestTasks:
         assert double(4) == 8
         assert double.__name__ == "double"
 
-    def test_async_ones_too_and_a_context_is_made_up(self) -> None:
+    def test_async_functions_run_too_with_a_default_context(self) -> None:
         @app().task(name="other")
         async def attempt(ctx: Context) -> int:
             return ctx.attempt
@@ -204,7 +204,7 @@ class TestTasks:
             mine.task(name="mainspring.noop")(lambda: None)
 
     @pytest.mark.parametrize(
-        ("function", "said"),
+        ("function", "message"),
         [
             ("mail", "no function"),
             (lambda: None, "cannot name a task"),
@@ -212,11 +212,11 @@ class TestTasks:
             (Signature.pack, None),
         ],
     )
-    def test_what_can_be_a_task(self, function: Any, said: str | None) -> None:
-        if said is None:
+    def test_what_can_be_a_task(self, function: Any, message: str | None) -> None:
+        if message is None:
             assert app().task(function).name == "pack"
             return
-        with pytest.raises(InvalidArguments, match=said):
+        with pytest.raises(InvalidArguments, match=message):
             app().task(function)
 
     @pytest.mark.parametrize("name", ["größe", "a b", "x" * 201, "a\n", "-a"])

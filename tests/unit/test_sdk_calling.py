@@ -45,7 +45,7 @@ def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 @dataclass
 class Script:
-    """Answers requests one after the other, over as many connections as it takes."""
+    """A server that answers requests one after the other, over as many connections as it takes."""
 
     answers: list[bytes]
     url: str = ""
@@ -157,7 +157,7 @@ class TestTryingAgain:
             await through(script, lambda client: client.tasks.get(ID))
             assert loop.time() - began >= 1.0
 
-    async def test_patience_ends(self, through: Any) -> None:
+    async def test_retrying_ends_at_the_timeout(self, through: Any) -> None:
         with scripted(answer(503, retry_after="60")) as script, pytest.raises(Unavailable) as told:
             await through(script, lambda client: client.tasks.get(ID), patience=0.5)
         assert (told.value.status, told.value.retry_after) == (503, 60.0)
@@ -170,11 +170,11 @@ class TestTryingAgain:
                 Script([], f"http://127.0.0.1:{port}"), lambda c: c.tasks.get(ID), patience=0.3
             )
 
-    async def test_a_delete_that_was_heard_the_first_time(self, through: Any) -> None:
+    async def test_a_repeated_delete_that_had_succeeded(self, through: Any) -> None:
         with scripted(HANG_UP, answer(404, b"{}")) as script:
             assert await through(script, lambda client: client.tasks.delete(ID)) is None
 
-    async def test_a_500_is_not_tried_again(self, through: Any) -> None:
+    async def test_a_500_is_not_retried(self, through: Any) -> None:
         problem = b'{"title": "Something went wrong", "request_id": "abc"}'
         with (
             scripted(answer(500, problem)) as script,
@@ -214,7 +214,7 @@ class TestProblems:
         assert str(told.value) == "why: /a: bad"
         assert not hasattr(told.value, "__notes__"), "a traceback would say it twice"
 
-    async def test_many_problems_are_told_in_one_line(self, through: Any) -> None:
+    async def test_many_problems_are_reported_in_one_line(self, through: Any) -> None:
         problems = [{"pointer": f"/{n}", "detail": "two\n lines"} for n in range(10)]
         body = msgspec.json.encode({"detail": "so many", "errors": problems})
         with scripted(answer(422, body)) as script, pytest.raises(InvalidRequest) as told:
@@ -262,7 +262,7 @@ class TestPages:
         assert b"state=scheduled" in script.requests[1]
 
 
-def test_what_is_wrong_with_an_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAINSPRING_URL", "MAINSPRING_API_KEY", "MAINSPRING_API_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError) as told:

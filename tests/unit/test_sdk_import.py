@@ -19,10 +19,10 @@ SERVER_SIDE = (
 
 
 def loaded_by(program: str) -> set[str]:
-    said = subprocess.check_output(
+    output = subprocess.check_output(
         [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"], text=True
     )
-    return {name.partition(".")[0] for name in said.split()}
+    return {name.partition(".")[0] for name in output.split()}
 
 
 def test_the_package_alone_loads_nothing() -> None:

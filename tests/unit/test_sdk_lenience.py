@@ -76,14 +76,14 @@ def test_the_search_finds_the_answers() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
-def test_new_fields_and_words_are_harmless(name: str) -> None:
+def test_new_fields_and_values_are_harmless(name: str) -> None:
     kind = ANSWERS[name]
     sent = msgspec.json.encode(newer(types.type_info(kind)))
     assert b"a_new_field" in sent
     assert isinstance(msgspec.json.decode(sent, type=kind), getattr(kind, "__origin__", kind))
 
 
-def test_a_new_word_is_read_as_it_was_sent() -> None:
+def test_a_new_value_is_read_as_it_was_sent() -> None:
     pulse = {"id": ID, "action": "pause"}
     found = msgspec.json.decode(msgspec.json.encode({"tasks": [pulse]}), type=PulsesOut)
     assert str(found.tasks[0].action) == "pause"

@@ -29,7 +29,7 @@ def module(where: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1\n\nundefined()\n", r"NameError: name 'undefined' is not defined \(.*, line 3\)"),
         ("def broken(:\n", "SyntaxError"),
@@ -38,8 +38,8 @@ def module(where: Path, text: str) -> str:
         ("app = 1\n", "has no mainspring.App 'app'"),
     ],
 )
-def test_what_is_wrong_is_told(here: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_are_reported(here: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_app(f"{module(here, text)}:app")
 
 
@@ -56,7 +56,7 @@ def test_the_one_app_of_a_module_needs_no_name(here: Path) -> None:
         load_app(module(here, APP + "other = mainspring.App()\n"))
 
 
-def test_a_worker_that_cannot_begin_says_why(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_start_says_why(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAINSPRING_API_KEY", raising=False)
     name = module(here, APP)
     with pytest.raises(ConfigError, match="api_key is not set"):

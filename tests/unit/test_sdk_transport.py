@@ -9,11 +9,11 @@ from mainspring.sdk.transport import AsyncTransport
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
 
 
-async def test_who_is_answered_before_all_was_sent_begins_anew() -> None:
+async def test_an_early_answer_ends_the_connection() -> None:
     connections: list[asyncio.StreamWriter] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers every head, and never reads a body of its own accord."""
+        """Answer every head, and never read a body."""
         connections.append(writer)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(REFUSAL)

@@ -17,7 +17,7 @@ from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome
 from mainspring.sdk.worker.protocol import Leased, Leases
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import LeaseIn
-from support.sdk_tries import leased
+from support.leased_tasks import leased
 from support.waiting import eventually
 
 DONE = ReportedOutcome("succeeded", b"1")
@@ -78,7 +78,7 @@ async def here(work: Coroutine[Any, Any, Any]) -> Any:
     return found
 
 
-class Shop:
+class TwoLaneWorker:
     """A worker with two lanes, between those nodes and that runner."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,104 +130,106 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = Shop(monkeypatch)
+async def two_lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = TwoLaneWorker(monkeypatch)
     await turns()
     yield found
     await found.close()
 
 
-async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(shop: Shop) -> None:
+async def test_beside_a_suspect_nothing_runs_and_nothing_is_asked_for(
+    two_lanes: TwoLaneWorker,
+) -> None:
     suspect, other = leased(alone=True), leased(alone=False)
-    polls = len(shop.nodes.waiting())
+    polls = len(two_lanes.nodes.waiting())
     assert polls == 8  # two lanes, two nodes, two each
-    await shop.nodes.give(suspect)
-    assert len(shop.nodes.waiting()) == polls - 1
-    await shop.confirm()
-    while shop.nodes.waiting():
-        await shop.nodes.give(leased())
-    assert shop.runner.running == [suspect]
-    assert len(shop.released()) == polls - 1
-    shop.runner.started[0].finish(DONE)
+    await two_lanes.nodes.give(suspect)
+    assert len(two_lanes.nodes.waiting()) == polls - 1
+    await two_lanes.confirm()
+    while two_lanes.nodes.waiting():
+        await two_lanes.nodes.give(leased())
+    assert two_lanes.runner.running == [suspect]
+    assert len(two_lanes.released()) == polls - 1
+    two_lanes.runner.started[0].finish(DONE)
     await turns()
-    assert len(shop.nodes.waiting()) == polls
-    await shop.nodes.give(other)
-    assert shop.runner.running == [other]
+    assert len(two_lanes.nodes.waiting()) == polls
+    await two_lanes.nodes.give(other)
+    assert two_lanes.runner.running == [other]
 
 
-async def test_a_suspect_waits_until_all_others_are_over_and_told(shop: Shop) -> None:
+async def test_a_suspect_waits_until_all_others_are_reported(two_lanes: TwoLaneWorker) -> None:
     first, second, suspect = leased(), leased(), leased(alone=True)
-    await shop.nodes.give(first, second)
-    await shop.nodes.give(suspect)
-    assert shop.runner.running == [first, second]
-    await shop.nodes.give(late := leased())
-    assert shop.released() == [late]
-    await shop.finish(first)
-    await shop.acknowledge(late)
-    assert not shop.announced
-    shop.runner.started[1].finish(DONE)
+    await two_lanes.nodes.give(first, second)
+    await two_lanes.nodes.give(suspect)
+    assert two_lanes.runner.running == [first, second]
+    await two_lanes.nodes.give(late := leased())
+    assert two_lanes.released() == [late]
+    await two_lanes.finish(first)
+    await two_lanes.acknowledge(late)
+    assert not two_lanes.announced
+    two_lanes.runner.started[1].finish(DONE)
     await turns()
-    assert not shop.announced, "should it kill this process, the report would be lost"
-    await shop.acknowledge(second)
-    assert not shop.runner.running, "the server does not know of it yet"
-    attempt = await shop.confirm()
+    assert not two_lanes.announced, "should it kill this process, the report would be lost"
+    await two_lanes.acknowledge(second)
+    assert not two_lanes.runner.running, "the server does not know of it yet"
+    attempt = await two_lanes.confirm()
     assert (attempt.leased, attempt.alone) == (suspect, True)
-    assert shop.runner.running == [suspect]
-    assert not shop.announced, "once is enough"
+    assert two_lanes.runner.running == [suspect]
+    assert not two_lanes.announced, "once is enough"
 
 
 async def test_a_suspect_that_waits_in_vain_is_released(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    two_lanes: TwoLaneWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, suspect = leased(), leased(alone=True, timeout=8.0)
-    await shop.nodes.give(first)
-    await shop.nodes.give(suspect)
-    (attempt,) = [one for one in shop.worker._leased() if one.leased is suspect]
-    assert not shop.worker._has_waited_enough(attempt, attempt.began + 3.9)
-    assert shop.worker._has_waited_enough(attempt, attempt.began + 4.1)
+    await two_lanes.nodes.give(first)
+    await two_lanes.nodes.give(suspect)
+    (attempt,) = [one for one in two_lanes.worker._leased() if one.leased is suspect]
+    assert not two_lanes.worker._has_waited_enough(attempt, attempt.began + 3.9)
+    assert two_lanes.worker._has_waited_enough(attempt, attempt.began + 4.1)
     attempt.end("released")
     await turns()
-    assert shop.released() == [suspect]
-    assert shop.nodes.told[0].verdict.code is None  # no failure of its own
-    before = len(shop.nodes.polls)
-    await shop.nodes.give(leased())
-    held = shop.nodes.polls[before][0].running
+    assert two_lanes.released() == [suspect]
+    assert two_lanes.nodes.told[0].verdict.code is None  # no failure of its own
+    before = len(two_lanes.nodes.polls)
+    await two_lanes.nodes.give(leased())
+    held = two_lanes.nodes.polls[before][0].running
     assert held, "it says that it holds others, and gets no such task meanwhile"
 
 
-async def test_of_two_suspects_the_second_is_released(shop: Shop) -> None:
+async def test_of_two_suspects_the_second_is_released(two_lanes: TwoLaneWorker) -> None:
     first, second = leased(alone=True), leased(alone=True)
-    await shop.nodes.give(first)
-    await shop.nodes.give(second)
-    assert shop.released() == [second]
-    await shop.acknowledge(second)
-    assert (await shop.confirm()).leased is first
+    await two_lanes.nodes.give(first)
+    await two_lanes.nodes.give(second)
+    assert two_lanes.released() == [second]
+    await two_lanes.acknowledge(second)
+    assert (await two_lanes.confirm()).leased is first
 
 
-async def test_a_suspect_heads_an_answer_with_others(shop: Shop) -> None:
+async def test_a_suspect_heads_an_answer_with_others(two_lanes: TwoLaneWorker) -> None:
     suspect, other = leased(alone=True), leased()
-    await shop.nodes.give(suspect, other)
-    assert shop.released() == [other]
-    await shop.acknowledge(other)
-    await shop.confirm()
-    assert shop.runner.running == [suspect]
+    await two_lanes.nodes.give(suspect, other)
+    assert two_lanes.released() == [other]
+    await two_lanes.acknowledge(other)
+    await two_lanes.confirm()
+    assert two_lanes.runner.running == [suspect]
 
 
-async def test_beside_code_that_does_not_stop_nothing_is_alone(shop: Shop) -> None:
-    shop.worker._left_behind = True
-    await shop.nodes.give(leased(alone=True))
-    assert not (await shop.confirm()).alone
+async def test_beside_code_that_does_not_stop_nothing_is_alone(two_lanes: TwoLaneWorker) -> None:
+    two_lanes.worker._left_behind = True
+    await two_lanes.nodes.give(leased(alone=True))
+    assert not (await two_lanes.confirm()).alone
 
 
 async def test_a_suspect_that_ends_at_once_leaves_the_lanes_open(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    two_lanes: TwoLaneWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shop.runner, "start", lambda attempt: attempt.finish(DONE))
-    await shop.nodes.give(leased(alone=True))
-    shop.announced.pop().start()
+    monkeypatch.setattr(two_lanes.runner, "start", lambda attempt: attempt.finish(DONE))
+    await two_lanes.nodes.give(leased(alone=True))
+    two_lanes.announced.pop().start()
     await turns()
-    assert not any(lane.closed for lane in shop.worker._lanes)
-    assert len(shop.nodes.waiting()) == 8
+    assert not any(lane.closed for lane in two_lanes.worker._lanes)
+    assert len(two_lanes.nodes.waiting()) == 8
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -238,94 +240,94 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_what_was_lost_before_begins_when_nothing_else_does(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    two_lanes: TwoLaneWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else who dies of one of them would leave word that both had begun."""
     first, second, other, late = (leased(suspect=n < 2, number=n) for n in range(4))
-    await shop.nodes.give(other)
-    await shop.nodes.give(first, second)
-    assert not shop.named, "the other one has not begun"
-    assert shop.runner.started[0].begin()
+    await two_lanes.nodes.give(other)
+    await two_lanes.nodes.give(first, second)
+    assert not two_lanes.named, "the other one has not begun"
+    assert two_lanes.runner.started[0].begin()
     began = monotonic()
-    await until(lambda: bool(shop.named))
+    await until(lambda: bool(two_lanes.named))
     assert monotonic() - began >= suspects._MOMENT
-    await shop.nodes.give(late)
-    assert shop.runner.running == [other]
-    attempt = shop.named.pop()
+    await two_lanes.nodes.give(late)
+    assert two_lanes.runner.running == [other]
+    attempt = two_lanes.named.pop()
     assert attempt.leased is first
     attempt.start()
     assert attempt.begin()
     began = monotonic()
-    await until(lambda: late in shop.runner.running)
+    await until(lambda: late in two_lanes.runner.running)
     assert monotonic() - began >= suspects._MOMENT
-    assert not shop.named, "the late one has not begun"
-    assert shop.runner.started[-1].begin()
-    await until(lambda: bool(shop.named))
-    assert shop.named[0].leased is second
+    assert not two_lanes.named, "the late one has not begun"
+    assert two_lanes.runner.started[-1].begin()
+    await until(lambda: bool(two_lanes.named))
+    assert two_lanes.named[0].leased is second
 
 
 async def test_a_suspect_does_not_wait_for_ever_for_its_moment(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    two_lanes: TwoLaneWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suspects, "_LONGEST_WAIT", 0.05)
-    await shop.nodes.give(other := leased())
-    await shop.nodes.give(suspect := leased(suspect=True))
-    await until(lambda: suspect in shop.runner.running)
-    assert shop.runner.running == [other, suspect]
-    assert not shop.named
+    await two_lanes.nodes.give(other := leased())
+    await two_lanes.nodes.give(suspect := leased(suspect=True))
+    await until(lambda: suspect in two_lanes.runner.running)
+    assert two_lanes.runner.running == [other, suspect]
+    assert not two_lanes.named
 
 
-async def test_what_runs_apart_does_not_hold_up_others(shop: Shop) -> None:
-    shop.runner.apart = True
-    await shop.nodes.give(suspect := leased(suspect=True))
-    assert shop.runner.running == [suspect]
+async def test_what_runs_apart_does_not_hold_up_others(two_lanes: TwoLaneWorker) -> None:
+    two_lanes.runner.apart = True
+    await two_lanes.nodes.give(suspect := leased(suspect=True))
+    assert two_lanes.runner.running == [suspect]
 
 
-async def test_what_was_withdrawn_while_it_waited_is_settled(shop: Shop) -> None:
+async def test_what_was_withdrawn_while_it_waited_is_reported(two_lanes: TwoLaneWorker) -> None:
     """Else the lanes stayed closed for good."""
-    await shop.nodes.give(leased())
-    await shop.nodes.give(leased(alone=True))
-    waiting = shop.worker._exclusive
+    await two_lanes.nodes.give(leased())
+    await two_lanes.nodes.give(leased(alone=True))
+    waiting = two_lanes.worker._exclusive
     assert waiting is not None
     assert waiting.withdraw()  # by another thread, while the loop stood still
-    ticking = asyncio.create_task(shop.worker._tick())
+    ticking = asyncio.create_task(two_lanes.worker._tick())
     await until(lambda: waiting.finished)
     ticking.cancel()
     assert waiting.verdict == RELEASED
-    assert not any(lane.closed for lane in shop.worker._lanes)
+    assert not any(lane.closed for lane in two_lanes.worker._lanes)
 
 
-async def test_what_arrives_while_it_stops_is_released(shop: Shop) -> None:
-    shop.worker._draining = True
-    await shop.nodes.give(late := leased())
-    assert shop.released() == [late]
+async def test_what_arrives_while_it_stops_is_released(two_lanes: TwoLaneWorker) -> None:
+    two_lanes.worker._draining = True
+    await two_lanes.nodes.give(late := leased())
+    assert two_lanes.released() == [late]
 
 
-async def test_what_is_ended_before_it_arrives_is_still_counted(shop: Shop) -> None:
+async def test_what_is_ended_before_it_arrives_is_still_counted(two_lanes: TwoLaneWorker) -> None:
     """The thread that reads has it, the event loop has not: it hears of both in any order."""
-    lane = shop.worker._lanes[0]
-    (attempt,) = shop.worker.register([leased()], lane)
+    lane = two_lanes.worker._lanes[0]
+    (attempt,) = two_lanes.worker.register([leased()], lane)
     attempt.end("lost")
     assert not attempt.finished
     attempt.lease_end = 0.0
-    shop.worker.begin_all([attempt])
+    two_lanes.worker.begin_all([attempt])
     assert not attempt.begin(), "its lease is over"
-    assert (lane.running, shop.worker.running) == (1, 1)
+    assert (lane.running, two_lanes.worker.running) == (1, 1)
 
 
-async def test_every_poll_tells_what_the_others_brought(shop: Shop) -> None:
+async def test_every_poll_tells_what_the_others_brought(two_lanes: TwoLaneWorker) -> None:
     given = [leased() for _ in range(5)]
     for count, task in enumerate(given, 1):
-        before = len(shop.nodes.polls)
-        await shop.nodes.give(task)
-        body = shop.nodes.polls[before][0]
+        before = len(two_lanes.nodes.polls)
+        await two_lanes.nodes.give(task)
+        body = two_lanes.nodes.polls[before][0]
         held = {(entry.id, entry.fence) for entry in body.running or []}
         assert held == {(one.id, one.fence) for one in given[:count]}
-    shop.runner.started[0].finish(DONE)  # reported, but not acknowledged
-    before = len(shop.nodes.polls)
-    await shop.nodes.give()
-    assert len(shop.nodes.polls[before][0].running or []) == 5
-    shop.worker._forget(shop.runner.started[0])
-    before = len(shop.nodes.polls)
-    await shop.nodes.give()
-    assert len(shop.nodes.polls[before][0].running or []) == 4
+    two_lanes.runner.started[0].finish(DONE)  # reported, but not acknowledged
+    before = len(two_lanes.nodes.polls)
+    await two_lanes.nodes.give()
+    assert len(two_lanes.nodes.polls[before][0].running or []) == 5
+    two_lanes.worker._forget(two_lanes.runner.started[0])
+    before = len(two_lanes.nodes.polls)
+    await two_lanes.nodes.give()
+    assert len(two_lanes.nodes.polls[before][0].running or []) == 4

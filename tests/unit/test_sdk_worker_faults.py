@@ -39,13 +39,13 @@ from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LogsIn, PulseOut, PulsesOut, ReportIn
+from support.leased_tasks import leased, report_all
 from support.process import is_running
-from support.sdk_tries import leased
 
 PAGE = b"<html><body>Welcome to the proxy</body></html>"
 
 
-class Silent:
+class IdleRunner:
     """A runner that runs nothing."""
 
     apart = False
@@ -60,11 +60,11 @@ class Silent:
 def attempt(lease: float = 15.0) -> WorkerExecution:
     task = leased()
     return WorkerExecution(
-        task, monotonic() + lease, Context(task.id), None, Silent(), lambda _: None
+        task, monotonic() + lease, Context(task.id), None, IdleRunner(), lambda _: None
     )
 
 
-class Desk:
+class FakeNodes:
     """Nodes that fail as often as the test has it, then accept."""
 
     def __init__(self, *problems: Exception) -> None:
@@ -84,7 +84,7 @@ class Desk:
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
-class Deaf(Desk):
+class BlockedLogNodes(FakeNodes):
     """Nodes that take no lines of logs until they are told to."""
 
     def __init__(self) -> None:
@@ -95,19 +95,6 @@ class Deaf(Desk):
         if isinstance(body, LogsIn):
             await self.listen.wait()
         return await super().ask_any(_path, body, answer, **how)
-
-
-async def reported(lease_service: Desk, *tries: WorkerExecution) -> list[WorkerExecution]:
-    done: list[WorkerExecution] = []
-    reporter = Reporter(lease_service, LogSender(lease_service), done.append)  # type: ignore[arg-type]
-    work = asyncio.create_task(reporter.run())
-    for one in tries:
-        one.finish(ReportedOutcome("succeeded", b"1"))
-        reporter.put(one)
-    assert await reporter.flush(5)
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    return done
 
 
 @pytest.mark.parametrize("body", [PAGE, b"", b"[]", b'{"tasks": "\xff"}', b'{"tasks": 1}'])
@@ -123,61 +110,61 @@ def test_a_redirect_is_no_success() -> None:
 
 class TestReports:
     @pytest.mark.parametrize("kind", [Unauthenticated, Forbidden, NotFound, Conflict])
-    async def test_who_may_not_report_now_says_the_same_later(
+    async def test_a_refused_report_is_repeated_later(
         self, monkeypatch: pytest.MonkeyPatch, kind: Any
     ) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        lease_service = Desk(*[kind("the key is being replaced")] * 5)
-        tries = [attempt() for _ in range(3)]
-        assert await reported(lease_service, *tries) == tries
-        assert [one.verdict for one in tries] == [ReportedOutcome("succeeded", b"1")] * 3
-        assert [len(body.outcomes) for body in lease_service.asked] == [3] * 6
+        fake_nodes = FakeNodes(*[kind("the key is being replaced")] * 5)
+        executions = [attempt() for _ in range(3)]
+        assert await report_all(fake_nodes, executions) == executions
+        assert [one.verdict for one in executions] == [ReportedOutcome("succeeded", b"1")] * 3
+        assert [len(body.outcomes) for body in fake_nodes.asked] == [3] * 6
 
     async def test_no_error_loses_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        lease_service = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
-        tries = [attempt() for _ in range(3)]
-        assert await reported(lease_service, *tries) == tries
-        assert len(lease_service.asked) == 3
+        fake_nodes = FakeNodes(ValueError("nobody thought of it"), Unavailable("a page", 200))
+        executions = [attempt() for _ in range(3)]
+        assert await report_all(fake_nodes, executions) == executions
+        assert len(fake_nodes.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.001)
-        lease_service = Desk(*[Unauthenticated("who are you")] * 100_000)
+        fake_nodes = FakeNodes(*[Unauthenticated("who are you")] * 100_000)
         one = attempt(lease=0.05)
-        assert await reported(lease_service, one) == [one]
+        assert await report_all(fake_nodes, [one]) == [one]
 
 
-def heart_of(
-    lease_service: Desk, held: Callable[[], list[WorkerExecution]], lease: float = 0.6
+def heartbeats_of(
+    fake_nodes: FakeNodes, held: Callable[[], list[WorkerExecution]], lease: float = 0.6
 ) -> HeartbeatThread:
     loop = asyncio.get_running_loop()
     clock = ServerClock()
     clock.lease = lease
-    options, nodes = WorkerOptions(name="w"), cast(Any, lease_service)
+    options, nodes = WorkerOptions(name="w"), cast(Any, fake_nodes)
     return HeartbeatThread(options, nodes, clock, loop, held, LoopRunner(loop))
 
 
-class TestHeart:
-    async def test_it_beats_at_once_when_it_is_nudged(self) -> None:
-        one, lease_service = attempt(lease=900.0), Desk()
-        heart = heart_of(lease_service, lambda: [one], lease=900.0)
-        heart.start()
-        heart.interrupt_polls()
-        assert await asyncio.to_thread(lease_service.heard.wait, 5)
-        heart.stop()
-        assert [[beat.id for beat in body.running] for body in lease_service.asked] == [
+class TestHeartbeatThread:
+    async def test_it_beats_at_once_when_it_is_woken(self) -> None:
+        one, fake_nodes = attempt(lease=900.0), FakeNodes()
+        heartbeat_thread = heartbeats_of(fake_nodes, lambda: [one], lease=900.0)
+        heartbeat_thread.start()
+        heartbeat_thread.interrupt_polls()
+        assert await asyncio.to_thread(fake_nodes.heard.wait, 5)
+        heartbeat_thread.stop()
+        assert [[beat.id for beat in body.running] for body in fake_nodes.asked] == [
             [one.leased.id]
         ]
 
     async def test_it_goes_on_beating_whatever_happens(self) -> None:
         one = attempt(lease=0.1)
-        lease_service = Desk(ValueError("nobody thought of it"), Unavailable("a page", 200))
-        heart = heart_of(lease_service, lambda: [one])
+        fake_nodes = FakeNodes(ValueError("nobody thought of it"), Unavailable("a page", 200))
+        heartbeat_thread = heartbeats_of(fake_nodes, lambda: [one])
         warnings: list[str] = []
-        heart.warn = warnings.append
-        heart.start()
-        assert await asyncio.to_thread(lease_service.heard.wait, 5)
-        heart.stop()
+        heartbeat_thread.warn = warnings.append
+        heartbeat_thread.start()
+        assert await asyncio.to_thread(fake_nodes.heard.wait, 5)
+        heartbeat_thread.stop()
         assert len(warnings) == 2
         assert "nobody thought of it" in warnings[0]
         assert one.lease_end > monotonic()
@@ -185,20 +172,20 @@ class TestHeart:
     async def test_the_same_complaint_is_not_made_with_every_beat(self) -> None:
         one = attempt()
         lost = Unreachable("nobody is there")
-        lease_service = Desk(lost, lost, Unavailable("a page", 200), lost)
-        heart = heart_of(lease_service, list)
+        fake_nodes = FakeNodes(lost, lost, Unavailable("a page", 200), lost)
+        heartbeat_thread = heartbeats_of(fake_nodes, list)
         warnings: list[str] = []
-        heart.warn = warnings.append
+        heartbeat_thread.warn = warnings.append
         for _ in range(5):
-            heart._beat([one])
-        lease_service.problems.append(lost)
-        heart._beat([one])
-        heart.stop()
+            heartbeat_thread._beat([one])
+        fake_nodes.problems.append(lost)
+        heartbeat_thread._beat([one])
+        heartbeat_thread.stop()
         gone = "a heartbeat failed: nobody is there"
         assert warnings == [gone, "a heartbeat failed: a page", gone, gone]
 
     @pytest.mark.parametrize(
-        ("said", "told"),
+        ("progress", "told"),
         [
             ({"done": 3}, b'{"done":3}'),
             ("\udcff", b"cannot be written as JSON"),
@@ -207,21 +194,21 @@ class TestHeart:
         ],
     )
     async def test_no_progress_costs_the_others_their_heartbeat(
-        self, said: Any, told: bytes
+        self, progress: Any, told: bytes
     ) -> None:
         one, other = attempt(), attempt()
-        one.context.progress(said)
-        lease_service = Desk()
-        heart = heart_of(lease_service, list)
-        heart._beat([one, other])
-        heart.stop()
-        sent = [msgspec.json.encode(beat) for beat in lease_service.asked[0].running]
+        one.context.progress(progress)
+        fake_nodes = FakeNodes()
+        heartbeat_thread = heartbeats_of(fake_nodes, list)
+        heartbeat_thread._beat([one, other])
+        heartbeat_thread.stop()
+        sent = [msgspec.json.encode(beat) for beat in fake_nodes.asked[0].running]
         assert told in sent[0]
         assert len(sent[0]) <= 10_000
         assert b"progress" not in sent[1]
 
 
-class Unspeakable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
@@ -242,7 +229,7 @@ class TestHandlers:
         return one.verdict
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
-    async def test_who_wants_to_end_the_process_fails_alone(self, kind: Any) -> None:
+    async def test_a_handler_that_exits_fails_alone(self, kind: Any) -> None:
         async def leave() -> None:
             await asyncio.sleep(0)
             raise kind(3)
@@ -254,10 +241,10 @@ class TestHandlers:
         ("problem", "message"),
         [
             (FileNotFoundError("\udcff\0"), "FileNotFoundError: ?\ufffd"),
-            (Unspeakable(), "Unspeakable: it cannot be told"),
+            (UnprintableError(), "UnprintableError: it cannot be told"),
         ],
     )
-    async def test_every_failure_can_be_told(self, problem: Exception, message: str) -> None:
+    async def test_every_failure_can_be_reported(self, problem: Exception, message: str) -> None:
         async def fail() -> None:
             raise problem
 
@@ -276,10 +263,10 @@ class TestHandlers:
         assert "returned Model" in verdict.message
 
 
-async def ended_with_a_line(lease_service: Desk) -> LogSender:
-    """A try that wrote a line and was done, and whose outcome was told."""
-    sender, one = LogSender(lease_service), attempt()  # type: ignore[arg-type]
-    reporter = Reporter(lease_service, sender, lambda _: None)  # type: ignore[arg-type]
+async def ended_with_a_line(fake_nodes: FakeNodes) -> LogSender:
+    """An execution that wrote a line and was done, and whose outcome was told."""
+    sender, one = LogSender(fake_nodes), attempt()  # type: ignore[arg-type]
+    reporter = Reporter(fake_nodes, sender, lambda _: None)  # type: ignore[arg-type]
     work = asyncio.create_task(reporter.run())
     sender.line_of(one.leased, HandlerLogLine("the last words", "info"))
     one.finish(ReportedOutcome("succeeded", b"1"))
@@ -290,71 +277,71 @@ async def ended_with_a_line(lease_service: Desk) -> LogSender:
 
 
 async def test_the_log_of_a_task_is_there_before_its_end() -> None:
-    lease_service = Desk()
-    await ended_with_a_line(lease_service)
-    assert [type(body) for body in lease_service.asked] == [LogsIn, ReportIn]
+    fake_nodes = FakeNodes()
+    await ended_with_a_line(fake_nodes)
+    assert [type(body) for body in fake_nodes.asked] == [LogsIn, ReportIn]
 
 
-async def test_an_outcome_does_not_wait_long_for_a_log_that_nobody_takes(
+async def test_an_outcome_does_not_wait_long_for_undelivered_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reports, "_FLUSH_WITHIN", 0.01)
-    lease_service = Deaf()
-    sender = await ended_with_a_line(lease_service)
-    assert [type(body) for body in lease_service.asked] == [ReportIn]
-    lease_service.listen.set()
+    fake_nodes = BlockedLogNodes()
+    sender = await ended_with_a_line(fake_nodes)
+    assert [type(body) for body in fake_nodes.asked] == [ReportIn]
+    fake_nodes.listen.set()
     await sender.flush()
-    assert [type(body) for body in lease_service.asked] == [ReportIn, LogsIn], "it is sent once"
+    assert [type(body) for body in fake_nodes.asked] == [ReportIn, LogsIn], "it is sent once"
 
 
-async def test_who_talks_without_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_logging_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_MOST_LINES", 1)
     one = attempt()
 
-    class Slow(Desk):
+    class Slow(FakeNodes):
         async def ask_any(self, _path: str, body: Any, answer: Any, **how: Any) -> Any:
             sender.line_of(one.leased, HandlerLogLine("and another thing", "info"))
             return await super().ask_any(_path, body, answer, **how)
 
-    lease_service = Slow()
-    sender = LogSender(lease_service)  # type: ignore[arg-type]
+    fake_nodes = Slow()
+    sender = LogSender(fake_nodes)  # type: ignore[arg-type]
     for text in ("a", "b"):
         sender.line_of(one.leased, HandlerLogLine(text, "info"))
     await sender.sent([one], within=3600)
-    assert [line.message for body in lease_service.asked for line in body.lines] == ["a", "b"]
+    assert [line.message for body in fake_nodes.asked for line in body.lines] == ["a", "b"]
     sender.close()
 
 
-async def test_an_outcome_waits_for_the_lines_of_its_own_try_only() -> None:
-    lease_service = Deaf()
-    sender, talker, silent = LogSender(lease_service), attempt(), attempt()  # type: ignore[arg-type]
+async def test_an_outcome_waits_for_its_own_executions_logs_only() -> None:
+    fake_nodes = BlockedLogNodes()
+    sender, talker, silent = LogSender(fake_nodes), attempt(), attempt()  # type: ignore[arg-type]
     sender.line_of(talker.leased, HandlerLogLine("hello", "info"))
     async with asyncio.timeout(10):
         await sender.sent([silent, silent], within=3600)
         waits = asyncio.create_task(sender.sent([silent, talker], within=3600))
         await asyncio.sleep(0)
         assert not waits.done()
-        lease_service.listen.set()
+        fake_nodes.listen.set()
         await waits
         sender.line_of(silent.leased, HandlerLogLine("hello", "info"))
         await sender.sent([talker], within=3600)
-    assert len(lease_service.asked) == 1, "its own lines were sent before"
+    assert len(fake_nodes.asked) == 1, "its own lines were sent before"
     sender.close()
 
 
 async def test_lines_that_cannot_be_sent_do_not_cost_an_outcome() -> None:
-    lease_service = Desk(ValueError("nobody thought of it"))
-    sender, one = LogSender(lease_service), attempt()  # type: ignore[arg-type]
+    fake_nodes = FakeNodes(ValueError("nobody thought of it"))
+    sender, one = LogSender(fake_nodes), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     await sender.sent([one], within=3600)
     assert sender.dropped == 1
     sender.line_of(one.leased, HandlerLogLine("again", "info"))
     await sender.sent([one], within=3600)
-    assert [line.message for line in lease_service.asked[1].lines] == ["again"]
+    assert [line.message for line in fake_nodes.asked[1].lines] == ["again"]
 
 
-async def test_waiting_for_a_log_that_nobody_takes_leaves_nothing_behind() -> None:
-    sender, one = LogSender(Deaf()), attempt()  # type: ignore[arg-type]
+async def test_waiting_for_undelivered_logs_leaves_nothing_behind() -> None:
+    sender, one = LogSender(BlockedLogNodes()), attempt()  # type: ignore[arg-type]
     sender.line_of(one.leased, HandlerLogLine("hello", "info"))
     before = len(asyncio.all_tasks())
     for _ in range(10):
@@ -385,11 +372,11 @@ def test_a_long_traceback_keeps_its_end() -> None:
 
 
 async def test_a_line_that_json_does_not_know_is_sent_all_the_same() -> None:
-    lease_service = Desk()
-    sender = LogSender(lease_service)  # type: ignore[arg-type]
+    fake_nodes = FakeNodes()
+    sender = LogSender(fake_nodes)  # type: ignore[arg-type]
     sender.line_of(attempt().leased, HandlerLogLine("caf\udce9\0", "info"))
     await sender.flush()
-    assert b"caf?" in msgspec.json.encode(lease_service.asked[0])
+    assert b"caf?" in msgspec.json.encode(fake_nodes.asked[0])
 
 
 async def test_a_process_does_not_outlive_its_worker(tmp_path: Path) -> None:
@@ -439,17 +426,17 @@ def test_a_process_outlives_what_json_does_not_know() -> None:
     assert words[1].verdict == ReportedOutcome("failed", None, "failed", "FileNotFoundError: ?")
 
 
-async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_worker_finishes_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(url="http://x", api_key="key")
     closing = asyncio.Event()
     tasks = [leased()]
 
     @app.task(name="x")
-    async def patient() -> int:
+    async def waits() -> int:
         await closing.wait()
         return 7
 
-    class Refusing(Desk):
+    class Refusing(FakeNodes):
         urls = ("http://x",)
 
         async def ask(self, *_what: Any, **_how: Any) -> Any:
@@ -467,8 +454,8 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
             return self
 
     worker = Worker(app, WorkerOptions(name="w"), address=Address("http://x", "key"))
-    lease_service = Refusing()
-    monkeypatch.setattr(worker, "nodes", lease_service)
+    fake_nodes = Refusing()
+    monkeypatch.setattr(worker, "nodes", fake_nodes)
     close = Leaser.close
 
     async def closed(leaser: Leaser) -> None:
@@ -478,5 +465,5 @@ async def test_who_is_refused_finishes_what_it_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Leaser, "close", closed)
     with pytest.raises(Unauthenticated):
         await worker.run()
-    sent = [body for body in lease_service.asked if isinstance(body, ReportIn)]
+    sent = [body for body in fake_nodes.asked if isinstance(body, ReportIn)]
     assert [outcome.status for body in sent for outcome in body.outcomes] == ["succeeded"]

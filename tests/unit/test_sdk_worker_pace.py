@@ -16,7 +16,7 @@ from mainspring.sdk.worker.leasing import (
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.protocol import Leases
 from mainspring.wire.workers import AboutIn, LeaseIn
-from support.sdk_tries import leased
+from support.leased_tasks import leased
 
 SOON = 0.001
 LONG = 20.0
@@ -26,7 +26,7 @@ def rests(count: int, pace: Pace) -> list[float]:
     return [pace.rest(SOON, LONG, began=False) for _ in range(count)]
 
 
-def test_a_nudge_is_followed_by_a_request_at_once() -> None:
+def test_an_interrupted_poll_is_followed_by_a_request_at_once() -> None:
     assert rests(2, Pace()) == [0.0, 0.0]
 
 
@@ -52,7 +52,7 @@ def test_a_node_that_waits_for_nobody_is_not_asked_all_the_time() -> None:
 
 
 class Server:
-    """Answers all requests at once, in the same way."""
+    """A transport that answers all requests at once, in the same way."""
 
     urls = ("http://one",)
 
@@ -67,7 +67,7 @@ class Server:
         return self.answer
 
 
-class Refusing:
+class RefusingWorker:
     """A worker that begins nothing of what it gets."""
 
     def __init__(self, server: Server) -> None:
@@ -108,7 +108,7 @@ async def test_no_answers_make_a_worker_ask_in_a_hot_loop(
 
     monkeypatch.setattr("mainspring.sdk.worker.leasing.asyncio.sleep", rest)
     server = Server(answer)
-    work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), Refusing(server)).run())
+    work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), RefusingWorker(server)).run())
     async with asyncio.timeout(10):
         await enough.wait()
     work.cancel()

@@ -1,4 +1,4 @@
-"""The parts of a worker, each alone: clocks, tries, demand, reports, addresses."""
+"""The parts of a worker, each alone: clocks, executions, demand, reports, addresses."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Response
-from mainspring.sdk.worker import execution as tries
+from mainspring.sdk.worker import execution as worker_execution
 from mainspring.sdk.worker import leasing as lanes
 from mainspring.sdk.worker import reports
 from mainspring.sdk.worker.execution import WorkerExecution
@@ -33,13 +33,13 @@ from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import LEASES, Leases, ServerClock
-from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.reports import LogSender
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LeaseIn, NodeAddressOut
-from support.sdk_tries import EPOCH, leased
+from support.leased_tasks import EPOCH, leased, report_all
 
 
-class Silent:
+class IdleRunner:
     """A runner that does what it is told, and nothing more."""
 
     apart = False
@@ -57,7 +57,7 @@ class Silent:
 def attempt(settled: list[WorkerExecution], lease_end: float | None = None) -> WorkerExecution:
     task = leased()
     end = monotonic() + 15 if lease_end is None else lease_end
-    one = WorkerExecution(task, end, Context(task.id), None, Silent(), settled.append)
+    one = WorkerExecution(task, end, Context(task.id), None, IdleRunner(), settled.append)
     one.start()
     one.begin()
     return one
@@ -69,8 +69,8 @@ def test_a_clock_that_is_set_changes_no_duration(
 ) -> None:
     one = attempt([])
     passed, set_to = monotonic() + 20, wall_clock() + shift
-    monkeypatch.setattr(tries, "monotonic", lambda: passed)
-    monkeypatch.setattr(tries, "wall_clock", lambda: set_to)
+    monkeypatch.setattr(worker_execution, "monotonic", lambda: passed)
+    monkeypatch.setattr(worker_execution, "wall_clock", lambda: set_to)
     one.finish(ReportedOutcome("succeeded"))
     told = reports.outcome_of(one)
     assert told.finished_at is not None
@@ -100,7 +100,7 @@ class TestServerClock:
         assert clock.local(EPOCH + timedelta(days=1)) <= monotonic() + clock.lease
 
 
-class TestTries:
+class TestExecutions:
     def test_it_settles_once(self) -> None:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
@@ -112,7 +112,7 @@ class TestTries:
     @pytest.mark.parametrize(
         ("why", "code"), [("timeout", "timeout"), ("cancelled", "cancelled"), ("memory", "memory")]
     )
-    def test_who_ended_it_says_why(self, why: Ending, code: str) -> None:
+    def test_an_ended_execution_has_a_reason(self, why: Ending, code: str) -> None:
         settled: list[WorkerExecution] = []
         one = attempt(settled)
         one.end(why)
@@ -127,7 +127,7 @@ class TestTries:
         one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict == ReportedOutcome("succeeded", b"1")
 
-    def test_of_a_lost_try_nothing_is_told(self) -> None:
+    def test_a_lost_execution_is_not_reported(self) -> None:
         one = attempt([])
         one.end("timeout")
         one.end("lost")
@@ -136,7 +136,7 @@ class TestTries:
         one.finish(ReportedOutcome("succeeded", b"1"))
         assert one.verdict is None
 
-    def test_a_settled_try_cannot_be_ended(self) -> None:
+    def test_a_settled_execution_cannot_be_ended(self) -> None:
         one = attempt([])
         one.finish(ReportedOutcome("succeeded", b"1"))
         one.end("cancelled")
@@ -144,8 +144,8 @@ class TestTries:
         assert one.runner.stopped == []  # type: ignore[attr-defined]
 
 
-class Desk:
-    """Answers as the test has it, in place of the nodes."""
+class FakeNodes:
+    """Nodes that answer as the test has it."""
 
     urls: tuple[str, ...] = ("http://one", "http://two")
 
@@ -171,13 +171,13 @@ class Desk:
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
 
-class Home:
+class FakeWorker:
     """As much of a worker as a leaser needs."""
 
     def __init__(self, nodes: Any) -> None:
         self.nodes = nodes
         self.options = WorkerOptions(name="w")
-        self.nudges = 0
+        self.interruptions = 0
         self.lease_errors = LeaseErrors()
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
@@ -193,14 +193,14 @@ class Home:
         return None
 
     def polls_interrupted(self) -> None:
-        self.nudges += 1
+        self.interruptions += 1
 
 
 class TestDemand:
     async def test_slots_are_not_kept_for_a_node_that_does_not_answer(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class HalfDead(Desk):
+        class HalfReachable(FakeNodes):
             async def ask(self, _url: str, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 if _url == "http://one":
                     raise Unreachable("it is gone")
@@ -211,26 +211,30 @@ class TestDemand:
                 return Leases([])
 
         monkeypatch.setattr(lanes, "_FIRST_PAUSE", 3600)
-        lease_service = HalfDead()
+        fake_nodes = HalfReachable()
         work = asyncio.create_task(
-            Leaser(Lane(8, ["x"], commands=False), Home(lease_service)).run()
+            Leaser(Lane(8, ["x"], commands=False), FakeWorker(fake_nodes)).run()
         )
         async with asyncio.timeout(5):
-            while lease_service.open < 8:
-                lease_service.changed.clear()
-                await lease_service.changed.wait()
+            while fake_nodes.open < 8:
+                fake_nodes.changed.clear()
+                await fake_nodes.changed.wait()
         work.cancel()
 
     @pytest.mark.parametrize(
-        ("too_soon", "wait", "nudges"),
+        ("too_soon", "wait", "interruptions"),
         [(0.9, None, 1), (0.9, 5.0, 1), (0.9, 0.0, 0), (0.0, None, 0)],
     )
-    async def test_an_answer_that_is_empty_too_soon_is_a_nudge(
-        self, monkeypatch: pytest.MonkeyPatch, too_soon: float, wait: float | None, nudges: int
+    async def test_an_answer_that_is_empty_too_soon_is_an_interruption(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        too_soon: float,
+        wait: float | None,
+        interruptions: int,
     ) -> None:
         """Too soon for what the node is ready to wait, if that is less than it was asked to."""
 
-        class Answering(Desk):
+        class Answering(FakeNodes):
             urls = ("http://one",)
 
             async def ask(self, *what: Any, **how: Any) -> Any:
@@ -240,23 +244,23 @@ class TestDemand:
                 return await super().ask(*what, **how)
 
         monkeypatch.setattr(lanes, "_TOO_SOON", too_soon)
-        lease_service = Answering()
-        home = Home(lease_service)
+        fake_nodes = Answering()
+        home = FakeWorker(fake_nodes)
         work = asyncio.create_task(Leaser(Lane(1, ["x"], commands=False), home).run())
-        await lease_service.changed.wait()
+        await fake_nodes.changed.wait()
         work.cancel()
-        assert home.nudges == nudges
+        assert home.interruptions == interruptions
 
     @pytest.mark.parametrize("slots", [1, 2, 3, 7, 100, 5000])
-    async def test_no_more_is_asked_for_than_there_is_room(self, slots: int) -> None:
-        lease_service = Desk()
-        leaser = Leaser(Lane(slots, ["x"], commands=False), Home(lease_service))
+    async def test_no_more_is_asked_for_than_slots_are_free(self, slots: int) -> None:
+        fake_nodes = FakeNodes()
+        leaser = Leaser(Lane(slots, ["x"], commands=False), FakeWorker(fake_nodes))
         work = asyncio.create_task(leaser.run())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert lease_service.open == min(slots, 4 * 1000)
-        assert len(lease_service.asked) == min(4, slots)
-        assert {type(body) for body in lease_service.asked} == {LeaseIn}
+        assert fake_nodes.open == min(slots, 4 * 1000)
+        assert len(fake_nodes.asked) == min(4, slots)
+        assert {type(body) for body in fake_nodes.asked} == {LeaseIn}
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -271,52 +275,40 @@ class TestDemand:
 
 
 class TestReports:
-    async def reported(
-        self, lease_service: Any, tries: list[WorkerExecution]
-    ) -> list[WorkerExecution]:
-        done: list[WorkerExecution] = []
-        reporter = Reporter(lease_service, LogSender(lease_service), done.append)
-        work = asyncio.create_task(reporter.run())
-        for one in tries:
-            one.finish(ReportedOutcome("succeeded", b"1"))
-            reporter.put(one)
-        assert await reporter.flush(5)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        return done
-
-    async def test_until_they_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_reports_are_sent_until_they_are_answered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no"), Unreachable("no")]
-        tries = [attempt([]) for _ in range(3)]
-        assert await self.reported(lease_service, tries) == tries
-        assert len(lease_service.asked) == 3
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no"), Unreachable("no")]
+        executions = [attempt([]) for _ in range(3)]
+        assert await report_all(fake_nodes, executions) == executions
+        assert len(fake_nodes.asked) == 3
 
     async def test_not_beyond_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "_PAUSE", 0.01)
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no")] * 100
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no")] * 100
         over = [attempt([], monotonic() + 0.05)]
-        assert await self.reported(lease_service, over) == over
-        assert 1 < len(lease_service.asked) < 100
+        assert await report_all(fake_nodes, over) == over
+        assert 1 < len(fake_nodes.asked) < 100
 
     async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         large = Problem("/outcomes/0/result", "has 9 bytes; the most is 8")
 
-        class Picky(Desk):
+        class RejectingNodes(FakeNodes):
             async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
                 self.asked.append(body)
                 if any(o.id == bad.leased.id and o.result is not UNSET for o in body.outcomes):
                     raise InvalidRequest("it cannot be kept", [large])
                 return JudgedListOut([JudgedOut(o.id, "accepted") for o in body.outcomes])
 
-        tries = [attempt([]) for _ in range(9)]
-        bad = tries[4]
-        done = await self.reported(Picky(), tries)
-        assert set(done) == set(tries)
+        executions = [attempt([]) for _ in range(9)]
+        bad = executions[4]
+        done = await report_all(RejectingNodes(), executions)
+        assert set(done) == set(executions)
         assert bad.verdict is not None
         assert (bad.verdict.code, bad.verdict.retryable) == ("bad-report", False)
         assert "has 9 bytes; the most is 8" in bad.verdict.message
@@ -326,21 +318,19 @@ class TestReports:
         assert "has 9 bytes; the most is 8" in warning.message
 
     async def test_lines_wait_while_nobody_listens_and_have_bounds(self) -> None:
-        lease_service = Desk()
-        lease_service.answers = [Unreachable("no")]
-        sender = LogSender(lease_service)  # type: ignore[arg-type]
+        fake_nodes = FakeNodes()
+        fake_nodes.answers = [Unreachable("no")]
+        sender = LogSender(fake_nodes)  # type: ignore[arg-type]
         one = attempt([])
         for number in range(reports._MOST_WAITING_LINES + 5):
             sender.line_of(one.leased, HandlerLogLine(f"{number}\0", "strange"))
         assert sender.dropped == 5
         await sender.flush()
-        lease_service.answers = [object()] * 100
+        fake_nodes.answers = [object()] * 100
         await sender.flush()
-        first = lease_service.asked[1].lines[0]
+        first = fake_nodes.asked[1].lines[0]
         assert (first.message, first.level) == ("0\ufffd", "info")
-        assert (
-            sum(len(body.lines) for body in lease_service.asked[1:]) == reports._MOST_WAITING_LINES
-        )
+        assert sum(len(body.lines) for body in fake_nodes.asked[1:]) == reports._MOST_WAITING_LINES
 
 
 def stopping() -> Unavailable:
@@ -366,7 +356,7 @@ class TestComplaints:
             *[Unreachable("http://a cannot be reached: refused") for _ in range(6)],
         ]
 
-        class Stopping:
+        class StoppingNodes:
             urls = ("http://a",)
 
             async def ask(self, *_what: Any, **_how: Any) -> Any:
@@ -375,7 +365,7 @@ class TestComplaints:
                 enough.set()
                 await asyncio.Event().wait()
 
-        home = Home(Stopping())
+        home = FakeWorker(StoppingNodes())
         work = [
             asyncio.create_task(Leaser(Lane(4, [name], commands=False), home).run())
             for name in ("x", "y")
@@ -389,7 +379,7 @@ class TestComplaints:
             (logging.WARNING, "http://a cannot be reached: refused"),
         ]
 
-    def test_it_is_said_again_when_the_node_answered_meanwhile(
+    def test_a_silent_node_is_reported_again_after_an_answer(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         lease_errors, lost = LeaseErrors(), Unreachable("http://a is gone")
@@ -402,8 +392,8 @@ class TestComplaints:
         lease_errors.answered("http://a", monotonic() + 1)
         lease_errors.answered("http://a", monotonic() + 1)
         lease_errors.failed("http://a", lost)
-        said = [line.message for line in caplog.records]
-        assert said == ["http://a is gone", "http://a answers again", "http://a is gone"]
+        messages = [line.message for line in caplog.records]
+        assert messages == ["http://a is gone", "http://a answers again", "http://a is gone"]
 
     def test_each_node_has_its_own(self, caplog: pytest.LogCaptureFixture) -> None:
         lease_errors = LeaseErrors()
@@ -430,7 +420,7 @@ class TestNodes:
         nodes._take([NodeAddressOut(uuid4(), url, 10) for url in told])
         assert list(nodes.urls) == called
 
-    def test_who_does_not_answer_is_left_to_the_others(self) -> None:
+    def test_an_unresponsive_node_is_replaced_by_others(self) -> None:
         nodes = Nodes(Address("http://lb", "key"))
         nodes._take(
             [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
@@ -439,8 +429,10 @@ class TestNodes:
         assert list(nodes.urls) == ["http://b:1", "http://lb"]
 
     @pytest.mark.parametrize(("kind", "asked_again"), [("not-ready", False), ("crowded", True)])
-    async def test_who_stops_is_left_to_the_others(self, kind: str, asked_again: bool) -> None:
-        class Way:
+    async def test_a_stopping_node_is_replaced_by_others(
+        self, kind: str, asked_again: bool
+    ) -> None:
+        class UnavailableTransport:
             async def send(self, *_what: Any) -> Response:
                 return Response(503, {}, b'{"type": "urn:mainspring:problem:%b"}' % kind.encode())
 
@@ -448,7 +440,7 @@ class TestNodes:
         nodes._take(
             [NodeAddressOut(uuid4(), "http://a:1", 10), NodeAddressOut(uuid4(), "http://b:1", 10)]
         )
-        nodes._transports["http://a:1", False] = Way()  # type: ignore[assignment]
+        nodes._transports["http://a:1", False] = UnavailableTransport()  # type: ignore[assignment]
         with pytest.raises(Unavailable):
             await nodes.ask("http://a:1", "/x", {}, object, within=1, blocking=False)
         assert ("http://a:1" in nodes.urls) is asked_again
@@ -460,7 +452,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     task, lane = leased(), Lane(5, [], commands=True)
     started: list[WorkerExecution] = []
 
-    class Recording(Silent):
+    class Recording(IdleRunner):
         def start(self, attempt: WorkerExecution) -> None:
             started.append(attempt)
 
@@ -477,7 +469,7 @@ async def test_a_task_that_is_given_twice_runs_once(monkeypatch: pytest.MonkeyPa
     worker._heartbeats.stop()
 
 
-async def test_a_try_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+async def test_a_finished_execution_leaves_no_reference_cycles() -> None:
     app = App(url="http://x", api_key="key")
     contexts: list[weakref.ref[Context]] = []
 

@@ -15,7 +15,7 @@ from mainspring.errors import InvalidRequest, Unreachable
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Request, Response
-from mainspring.sdk.worker import heartbeat_thread as heart_module
+from mainspring.sdk.worker import heartbeat_thread as heartbeat_module
 from mainspring.sdk.worker import start_channels
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
@@ -35,7 +35,7 @@ from mainspring.wire.workers import (
     PulseOut,
     PulsesOut,
 )
-from support.sdk_tries import leased
+from support.leased_tasks import leased
 from support.waiting import eventually
 
 OPTIONS = WorkerOptions(name="w", incarnation="1")
@@ -67,7 +67,7 @@ def attempt(
     )
 
 
-class TestTries:
+class TestExecutions:
     @pytest.mark.parametrize(("left", "begins"), [(60.0, True), (0.9, False), (-1.0, False)])
     def test_nothing_begins_when_its_lease_is_nearly_over(self, left: float, begins: bool) -> None:
         one = attempt(lease=left)
@@ -81,7 +81,7 @@ class TestTries:
         one.end(why)
         assert not one.begin()
 
-    def test_who_withdraws_it_and_who_begins_it_agree(self) -> None:
+    def test_withdrawing_and_starting_agree(self) -> None:
         first, second = attempt(), attempt()
         assert (first.withdraw(), first.begin()) == (True, False)
         assert (second.begin(), second.withdraw()) == (True, False)
@@ -101,11 +101,11 @@ class TestTries:
         one.finish(ReportedOutcome("failed", None, "failed", "CancelledError"))
         assert one.verdict == RELEASED
 
-    def test_it_says_that_it_begins_before_it_does(self) -> None:
-        one, said = attempt(), list[bool]()
-        one.on_begin = lambda begun: said.append(begun.begun)
+    def test_a_start_is_announced_before_it_happens(self) -> None:
+        one, begun = attempt(), list[bool]()
+        one.on_begin = lambda started: begun.append(started.begun)
         assert one.begin()
-        assert said == [True]
+        assert begun == [True]
 
 
 class TestRunners:
@@ -166,66 +166,75 @@ class Server:
             return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
-    def said(self) -> list[tuple[bool, bool]]:
+    def beats(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
         return [(beat.started, beat.alone) for beat in beats]
 
 
-class Beating:
-    """A heart with its thread, and the tries that it keeps."""
+class Heartbeats:
+    """A heartbeat thread, and the executions that it keeps."""
 
-    def __init__(self, *tries: WorkerExecution, lease: float = 900.0) -> None:
-        self.server, self.tries = Server(), list(tries)
+    def __init__(self, *executions: WorkerExecution, lease: float = 900.0) -> None:
+        self.server, self.executions = Server(), list(executions)
         loop, clock = asyncio.get_running_loop(), ServerClock()
         clock.lease = lease
-        self.heart = HeartbeatThread(OPTIONS, self.server, clock, loop, self.held, LoopRunner(loop))  # type: ignore[arg-type]
+        self.heartbeat_thread = HeartbeatThread(
+            OPTIONS,
+            self.server,  # type: ignore[arg-type]
+            clock,
+            loop,
+            self.held,
+            LoopRunner(loop),
+        )
         self.warnings: list[str] = []
-        self.heart.warn = self.warnings.append
+        self.heartbeat_thread.warn = self.warnings.append
 
     def held(self) -> Sequence[WorkerExecution]:
-        return self.tries
+        return self.executions
 
-    async def hears(self) -> None:
+    async def next_request(self) -> None:
         assert await asyncio.to_thread(self.server.heard.wait, 5)
 
 
 @pytest.fixture
-async def beating() -> AsyncIterator[Callable[..., Beating]]:
-    made: list[Beating] = []
+async def beating() -> AsyncIterator[Callable[..., Heartbeats]]:
+    made: list[Heartbeats] = []
 
     def start(
-        *tries: WorkerExecution, before: Callable[[Beating], None] = lambda _: None, **how: Any
-    ) -> Beating:
-        made.append(Beating(*tries, **how))
+        *executions: WorkerExecution,
+        before: Callable[[Heartbeats], None] = lambda _: None,
+        **how: Any,
+    ) -> Heartbeats:
+        made.append(Heartbeats(*executions, **how))
         before(made[-1])
-        made[-1].heart.start()
+        made[-1].heartbeat_thread.start()
         return made[-1]
 
     yield start
     for one in made:
-        one.heart.stop()
+        one.heartbeat_thread.stop()
 
 
 class TestHeartbeats:
     async def test_what_runs_for_a_while_is_named_once(
-        self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
+        self, beating: Callable[..., Heartbeats], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(heart_module, "_ANNOUNCE_AFTER", 0.05)
+        monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_AFTER", 0.05)
         running, waiting, over = (attempt(lease=900.0) for _ in range(3))
         for one in (running, over):
             one.start()
             one.begin()
         over.finish(RELEASED)
         found = beating(running, waiting, over)
-        await found.hears()
+        await found.next_request()
 
         async def named() -> bool:
             return running.named
 
         await eventually(named, within=5, what="the answer has come")
         found.server.heard.clear()
-        found.heart.interrupt_polls()
-        await found.hears()
+        found.heartbeat_thread.interrupt_polls()
+        await found.next_request()
         first, *rest = found.server.asked
         assert [beat.id for beat in first.running] == [running.leased.id]
         assert first.running[0].started
@@ -236,28 +245,28 @@ class TestHeartbeats:
         ]
 
     async def test_nothing_starts_until_its_announcement_is_answered(
-        self, beating: Callable[..., Beating]
+        self, beating: Callable[..., Heartbeats]
     ) -> None:
         one = attempt(lease=900.0)
         one.alone = True
         lost = Unreachable("nobody is there")
         found = beating(before=lambda b: b.server.answers.extend([lost, lost, "continue"]))
-        found.heart.announce(one)
-        await found.hears()
+        found.heartbeat_thread.announce(one)
+        await found.next_request()
 
         async def started() -> bool:
             return one.started
 
         await eventually(started, within=5, what="it is started")
-        assert found.server.said() == [(True, True)] * 3
+        assert found.server.beats() == [(True, True)] * 3
 
     @pytest.mark.parametrize("answer", ["lost", "cancel"])
     async def test_what_is_refused_when_announced_never_starts(
-        self, beating: Callable[..., Beating], answer: str
+        self, beating: Callable[..., Heartbeats], answer: str
     ) -> None:
         one = attempt(lease=900.0)
         found = beating(before=lambda b: b.server.answers.append(answer))
-        found.heart.announce(one)
+        found.heartbeat_thread.announce(one)
 
         async def settled() -> bool:
             return one.finished
@@ -267,14 +276,12 @@ class TestHeartbeats:
         assert not one.begin()
         assert len(found.server.asked) == 1
 
-    async def test_what_is_lost_does_not_begin_however_late_the_loop_hears(
-        self, beating: Callable[..., Beating]
-    ) -> None:
+    async def test_a_lost_execution_never_starts(self, beating: Callable[..., Heartbeats]) -> None:
         one = attempt(lease=900.0)
         one.arriving = True  # the event loop has not heard of it yet
         found = beating(one, before=lambda b: b.server.answers.append("lost"))
-        found.heart.interrupt_polls()
-        await found.hears()
+        found.heartbeat_thread.interrupt_polls()
+        await found.next_request()
 
         async def known() -> bool:
             return one.lease_end < 0
@@ -283,7 +290,7 @@ class TestHeartbeats:
         assert not one.begin()
 
     async def test_the_thread_survives_whatever_goes_wrong_in_it(
-        self, beating: Callable[..., Beating], monkeypatch: pytest.MonkeyPatch
+        self, beating: Callable[..., Heartbeats], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         problems = [OSError("no clock"), ValueError("sleep length must be non-negative")]
 
@@ -294,11 +301,11 @@ class TestHeartbeats:
         def warn(_text: str) -> None:
             raise RuntimeError("the log is full")
 
-        monkeypatch.setattr(heart_module, "sleep", sleep)
-        monkeypatch.setattr(heart_module, "_AFTER_ERROR", 0.01)
+        monkeypatch.setattr(heartbeat_module, "sleep", sleep)
+        monkeypatch.setattr(heartbeat_module, "_AFTER_ERROR", 0.01)
         one = attempt(lease=0.1)
-        found = beating(one, before=lambda b: setattr(b.heart, "warn", warn), lease=0.6)
-        await found.hears()
+        found = beating(one, before=lambda b: setattr(b.heartbeat_thread, "warn", warn), lease=0.6)
+        await found.next_request()
 
         async def all_met() -> bool:
             return not problems
@@ -306,21 +313,21 @@ class TestHeartbeats:
         await eventually(all_met, within=5, what="both went wrong")
         found.server.heard.clear()
         one.lease_end = monotonic() + 0.1
-        await found.hears()
-        assert found.heart.errors == 2
+        await found.next_request()
+        assert found.heartbeat_thread.errors == 2
 
     async def test_what_waits_behind_a_blocked_loop_is_released(
-        self, beating: Callable[..., Beating]
+        self, beating: Callable[..., Heartbeats]
     ) -> None:
         running, waiting = attempt(lease=900.0), attempt(lease=900.0)
         running.start()
         assert running.begin()
 
-        def stand_still(found: Beating) -> None:
-            found.heart.pulse = monotonic() - 5.0
+        def stand_still(found: Heartbeats) -> None:
+            found.heartbeat_thread.pulse = monotonic() - 5.0
 
         found = beating(running, waiting, before=stand_still, lease=3.0)
-        await found.hears()
+        await found.next_request()
         (told,) = [body for body in found.server.asked if not isinstance(body, HeartbeatIn)]
         assert [(o.id, o.status) for o in told.outcomes] == [(waiting.leased.id, "released")]
         assert not waiting.begin()
@@ -364,7 +371,9 @@ class TestStartChannels:
         yield made
         made.close()
 
-    def test_a_start_is_told_as_it_happens(self, sockets: Sockets, channels: StartChannels) -> None:
+    def test_a_start_is_reported_as_it_happens(
+        self, sockets: Sockets, channels: StartChannels
+    ) -> None:
         one = attempt()
         assert channels.reserve(one)
         taken = sockets.take()
@@ -375,28 +384,28 @@ class TestStartChannels:
         taken.settimeout(5)
         head, _, body = taken.recv(10_000).partition(b"\r\n\r\n")
         assert head.startswith(b"POST /v1/leases/heartbeat HTTP/1.1")
-        said = msgspec.json.decode(body, type=HeartbeatIn)
-        assert (said.worker, said.incarnation) == ("w", "1")
-        assert said.running == (BeatIn(*one.key),)
+        heartbeat = msgspec.json.decode(body, type=HeartbeatIn)
+        assert (heartbeat.worker, heartbeat.incarnation) == ("w", "1")
+        assert heartbeat.running == (BeatIn(*one.key),)
         assert b"started" not in body, "older nodes do not know that word"
 
     def test_one_message_at_a_time_on_each(
         self, sockets: Sockets, channels: StartChannels, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(start_channels, "_MOST", 2)
-        tries = [attempt() for _ in range(4)]
-        assert channels.reserve(tries[0])
+        executions = [attempt() for _ in range(4)]
+        assert channels.reserve(executions[0])
         first = sockets.take()
-        assert channels.reserve(tries[1])
+        assert channels.reserve(executions[1])
         sockets.take()
-        assert not channels.reserve(tries[2]), "it waits until one is answered"
-        assert tries[0].begin()
+        assert not channels.reserve(executions[2]), "it waits until one is answered"
+        assert executions[0].begin()
         first.recv(10_000)
-        assert not channels.reserve(tries[2])
+        assert not channels.reserve(executions[2])
         first.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        assert channels.reserve(tries[2])
-        tries[1].finish(RELEASED)
-        assert channels.reserve(tries[3]), "the other one was not used after all"
+        assert channels.reserve(executions[2])
+        executions[1].finish(RELEASED)
+        assert channels.reserve(executions[3]), "the other one was not used after all"
         assert len(sockets.taken) == 2
 
     def test_where_nobody_can_be_reached_it_begins_unnamed(
@@ -466,7 +475,7 @@ class TestOlderNodes:
             assert answer.tasks == []
         assert ["announces_starts" in asked for asked in node.asked] == [True, False, False]
 
-    async def test_they_do_not_hear_of_what_has_not_begun(
+    async def test_older_nodes_get_no_unstarted_executions(
         self, node: OlderNode, nodes: Nodes
     ) -> None:
         begun, alone, waiting = attempt(), attempt(), attempt()

@@ -229,15 +229,15 @@ def test_what_is_no_function_for_a_step() -> None:
         (lambda: step("again", "mail.send"), "'mail.send' is no function with a name"),
         (lambda: step("again", partial(letters)), "is no function with a name"),
     )
-    for mistake, said in mistakes:
-        with pytest.raises(TypeError, match=said):
+    for mistake, message in mistakes:
+        with pytest.raises(TypeError, match=message):
             mistake()
     with pytest.raises(InvalidArguments, match="a step of a workflow has no expires_at"):
         step("again", send.with_options(expires_at="2027-01-01T00:00:00Z"))
     assert list(flow.steps) == ["send"]
 
 
-def test_mistakes_are_told_where_they_are_made() -> None:
+def test_mistakes_are_raised_where_they_are_made() -> None:
     flow = Workflow("x")
     flow.step("a", handler="a")
     with pytest.raises(ValueError, match="has a step 'a' already"):

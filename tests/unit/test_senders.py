@@ -30,7 +30,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Receiver:
-    """Answers each request at once, unless its path says to wait for ever."""
+    """A server that answers each request at once, unless its path says to wait for ever."""
 
     port = 0
     open = 0
@@ -59,7 +59,7 @@ async def receiver() -> AsyncIterator[Receiver]:
     server.close()
 
 
-class Desk:
+class SendRecorder:
     """Sends, and keeps what came back."""
 
     def __init__(self, kind: Callable[..., Sender], receiver: Receiver) -> None:
@@ -93,42 +93,42 @@ class Desk:
 
 
 @pytest.fixture(params=[ThreadSender, LoopSender])
-async def lease_service(request: pytest.FixtureRequest, receiver: Receiver) -> AsyncIterator[Desk]:
-    made = Desk(request.param, receiver)
+async def recorder(
+    request: pytest.FixtureRequest, receiver: Receiver
+) -> AsyncIterator[SendRecorder]:
+    made = SendRecorder(request.param, receiver)
     yield made
     made.sender.stop()
 
 
-async def test_each_request_has_one_reply(lease_service: Desk) -> None:
-    assert set(await lease_service.outcomes(lease_service.send(300))) == {200}
-    assert lease_service.calls < 300, "replies come together"
+async def test_each_request_has_one_reply(recorder: SendRecorder) -> None:
+    assert set(await recorder.outcomes(recorder.send(300))) == {200}
+    assert recorder.calls < 300, "replies come together"
 
 
-async def test_a_receiver_that_never_answers_is_given_up(lease_service: Desk) -> None:
-    assert (
-        await lease_service.outcomes(lease_service.send(2, "/wait", timeout=0.3)) == ["timeout"] * 2
-    )
+async def test_a_receiver_that_never_answers_is_given_up(recorder: SendRecorder) -> None:
+    assert await recorder.outcomes(recorder.send(2, "/wait", timeout=0.3)) == ["timeout"] * 2
 
 
-async def test_a_request_can_be_broken_off(lease_service: Desk, receiver: Receiver) -> None:
-    broken, kept = lease_service.send(1, "/wait"), lease_service.send(1, "/wait", timeout=0.5)
+async def test_a_request_can_be_broken_off(recorder: SendRecorder, receiver: Receiver) -> None:
+    broken, kept = recorder.send(1, "/wait"), recorder.send(1, "/wait", timeout=0.5)
     await until(lambda: receiver.open == 2, what="both are under way")
-    lease_service.sender.cancel(broken[0])
-    lease_service.sender.cancel((UUID(int=10**6), 1))  # nobody's
-    assert await lease_service.outcomes(broken) == ["cancelled"]
-    assert await lease_service.outcomes(kept) == ["timeout"]
+    recorder.sender.cancel(broken[0])
+    recorder.sender.cancel((UUID(int=10**6), 1))  # nobody's
+    assert await recorder.outcomes(broken) == ["cancelled"]
+    assert await recorder.outcomes(kept) == ["timeout"]
 
 
-async def test_breaking_off_at_once_overtakes_nothing(lease_service: Desk) -> None:
-    (key,) = lease_service.send(1, "/wait")
-    lease_service.sender.cancel(key)
-    assert await lease_service.outcomes([key]) == ["cancelled"]
+async def test_breaking_off_at_once_overtakes_nothing(recorder: SendRecorder) -> None:
+    (key,) = recorder.send(1, "/wait")
+    recorder.sender.cancel(key)
+    assert await recorder.outcomes([key]) == ["cancelled"]
 
 
 async def test_a_fault_of_the_sender_leaves_nobody_waiting(
-    lease_service: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    recorder: SendRecorder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = lease_service.send(3, "/wait")
+    waiting = recorder.send(3, "/wait")
     await until(lambda: receiver.open == 3, what="they are under way")
 
     def fail(_self: Transfers) -> list[TransferReply]:
@@ -136,23 +136,23 @@ async def test_a_fault_of_the_sender_leaves_nobody_waiting(
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(Transfers, "collect", fail)
-    next_ones = lease_service.send(1, "/wait", timeout=5)
-    assert set(await lease_service.outcomes([*waiting, *next_ones])) == {"cancelled"}
-    assert await lease_service.outcomes(lease_service.send(2)) == [200, 200]
+    next_ones = recorder.send(1, "/wait", timeout=5)
+    assert set(await recorder.outcomes([*waiting, *next_ones])) == {"cancelled"}
+    assert await recorder.outcomes(recorder.send(2)) == [200, 200]
 
 
-async def test_stopping_answers_what_was_not_even_begun(receiver: Receiver) -> None:
-    lease_service = Desk(LoopSender, receiver)
-    keys = lease_service.send(100)
-    lease_service.sender.stop()
-    assert set(await lease_service.outcomes(keys)) == {"cancelled"}
+async def test_stopping_answers_requests_that_were_not_sent(receiver: Receiver) -> None:
+    recorder = SendRecorder(LoopSender, receiver)
+    keys = recorder.send(100)
+    recorder.sender.stop()
+    assert set(await recorder.outcomes(keys)) == {"cancelled"}
 
 
 async def test_others_have_their_turn_between_two_portions(receiver: Receiver) -> None:
-    lease_service, turns = Desk(LoopSender, receiver), 0
-    keys = lease_service.send(640)
-    while len(lease_service.replies) < len(keys):
+    recorder, turns = SendRecorder(LoopSender, receiver), 0
+    keys = recorder.send(640)
+    while len(recorder.replies) < len(keys):
         turns += 1
         await asyncio.sleep(0)
     assert turns >= 10
-    lease_service.sender.stop()
+    recorder.sender.stop()

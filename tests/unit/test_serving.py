@@ -13,7 +13,7 @@ from mainspring.errors import ConfigError, ServerError
 from mainspring.postgres.embedded_supervisor import EmbeddedSupervisor
 
 
-class Frail:
+class CrashingServer:
     """A private PostgreSQL that ends as soon as it was started."""
 
     pid: int | None = None
@@ -41,7 +41,7 @@ class Frail:
 
 
 async def test_a_database_that_ends_is_started_again() -> None:
-    server = Frail(ends=3)
+    server = CrashingServer(ends=3)
     keeping = asyncio.create_task(EmbeddedSupervisor(server).keep(look_every=0))
     await asyncio.wait_for(server.steady.wait(), 5)
     assert server.restarts == 3
@@ -50,7 +50,7 @@ async def test_a_database_that_ends_is_started_again() -> None:
 
 
 async def test_a_database_that_ends_again_and_again_is_given_up() -> None:
-    server = Frail()
+    server = CrashingServer()
     with pytest.raises(ServerError, match=r"ended 6 times within 60 s: see server.log"):
         await asyncio.wait_for(EmbeddedSupervisor(server).keep(look_every=0), 5)
     assert server.restarts == 5
@@ -60,7 +60,7 @@ async def test_a_start_that_nobody_waits_for_gives_up() -> None:
     begun, given_up = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    class Slow(Frail):
+    class Slow(CrashingServer):
         def start(self) -> str:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(given_up.wait(), loop).result(5)
@@ -77,7 +77,7 @@ async def test_a_start_that_nobody_waits_for_gives_up() -> None:
     assert given_up.is_set()
 
 
-class Ending:
+class StoppedServer:
     """A server whose API is served no more."""
 
     url = "http://nowhere"
@@ -91,9 +91,9 @@ class Ending:
 
 
 async def test_a_node_without_its_api_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Ending()
+    server = StoppedServer()
 
-    async def start(_config: Config) -> Ending:
+    async def start(_config: Config) -> StoppedServer:
         return server
 
     monkeypatch.setattr(serving, "set_up", lambda _config: asyncio.Event())

@@ -19,7 +19,7 @@ def app() -> App:
 
 
 class TestInline:
-    def test_a_result_and_what_was_said(self, app: App) -> None:
+    def test_a_result_with_its_logs_and_progress(self, app: App) -> None:
         @app.task
         async def add(a: int, b: int, ctx: Context) -> int:
             ctx.log("adding")
@@ -54,13 +54,13 @@ class TestInline:
         ran = Trial().run(weird)
         assert (ran.code, ran.retryable) == ("bad-result", False)
 
-    def test_once_is_once_over_all_tries(self, app: App) -> None:
+    def test_once_is_once_over_all_executions(self, app: App) -> None:
         @app.task
         def charge(ctx: Context) -> tuple[bool, bool]:
             return ctx.once("charge"), ctx.once("charge")
 
         trial = Trial()
-        assert trial.run(charge).result == [True, True]  # the same try may ask again
+        assert trial.run(charge).result == [True, True]  # the same execution may ask again
         trial.fence = 2
         assert trial.run(charge).result == [False, False]
         assert Trial().run(charge).result == [True, True]  # another task

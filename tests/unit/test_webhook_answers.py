@@ -67,7 +67,7 @@ def test_2xx_is_success(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 599])
-def test_these_are_tried_again(status: int) -> None:
+def test_these_statuses_are_retried(status: int) -> None:
     verdict = judge(reply(status), {"retry-after": "3"}, None, NOW)
     assert (verdict.outcome, verdict.retryable) == (Outcome.FAILED, True)
     assert verdict.retry_after == 3.0

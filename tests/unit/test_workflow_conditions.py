@@ -96,7 +96,7 @@ def test_a_condition_knows_the_steps_it_speaks_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "message"),
     [
         ("input.x + 1 > 2", r"there is no \+ here"),
         ("input.l.map(x, x) == []", r"there is no map\(…\) here"),
@@ -125,8 +125,8 @@ def test_a_condition_knows_the_steps_it_speaks_of() -> None:
         ("x" * 1001, "the most is 1000"),
     ],
 )
-def test_what_a_condition_cannot_say(condition: str, said: str) -> None:
-    with pytest.raises(BadCondition, match=said):
+def test_what_a_condition_cannot_say(condition: str, message: str) -> None:
+    with pytest.raises(BadCondition, match=message):
         compiled(condition)
 
 

@@ -39,9 +39,9 @@ def upstream(steps: list[Step], name: str) -> set[str]:
 @given(steps=scribbles())
 def test_cycles_and_what_is_behind_them_are_found(steps: list[Step]) -> None:
     names = [step.id for step in steps]
-    said = [problem.detail for problem in graph_problems(steps)]
+    details = [problem.detail for problem in graph_problems(steps)]
     in_cycle = {name for name in names if name in upstream(steps, name)}
-    cycles = [re.findall(r"s\d", text) for text in said if "cycle" in text]
+    cycles = [re.findall(r"s\d", text) for text in details if "cycle" in text]
     assert bool(cycles) == bool(in_cycle)
     needs = {step.id: step.needs for step in reversed(steps)}
     for cycle in cycles:
@@ -49,12 +49,12 @@ def test_cycles_and_what_is_behind_them_are_found(steps: list[Step]) -> None:
         for before, after in pairwise(cycle):
             assert before in needs[after], "the arrows are those of the graph"
     behind = {n for n in names if upstream(steps, n) & in_cycle} - in_cycle
-    unreachable = {re.findall(r"s\d", text)[0] for text in said if "unreachable" in text}
+    unreachable = {re.findall(r"s\d", text)[0] for text in details if "unreachable" in text}
     assert behind <= unreachable <= behind | in_cycle
-    assert len([text for text in said if "already" in text]) == len(names) - len(set(names))
+    assert len([text for text in details if "already" in text]) == len(names) - len(set(names))
     unknown = [need for step in steps for need in step.needs if need not in names]
-    assert len([text for text in said if "there is no step" in text]) == len(unknown)
-    if not said:
+    assert len([text for text in details if "there is no step" in text]) == len(unknown)
+    if not details:
         assert len(WorkflowDefinition("x", tuple(steps)).order) == len(steps)
 
 

@@ -20,13 +20,13 @@ FLOW = workflow(
         ("cancelled", []),
     ],
 )
-def test_a_step_between_vouches_for_those_before_it_only_if_it_ran(b: str, same: list[str]) -> None:
+def test_a_step_between_proves_earlier_ends_only_if_it_ran(b: str, same: list[str]) -> None:
     states = {"a": StepProgress("completed"), "b": StepProgress(b), "each": StepProgress("failed")}
     assert same_lists(FLOW, states, ["each"]) == same
     assert same_lists(FLOW, states, ["each"], changed=["b"]) == []
 
 
-def test_what_failing_fast_left_out_is_done_when_nothing_remains_that_failed() -> None:
+def test_steps_skipped_by_failing_fast_run_once_nothing_failed() -> None:
     flow = workflow(step("a"), step("b"), step("c"), step("d", "c"), step("e", "d"))
     lost, left = StepProgress("failed"), StepProgress("skipped", left_out=True)
     states = {"a": lost, "b": lost, "c": left, "d": StepProgress("skipped", waived=True), "e": left}

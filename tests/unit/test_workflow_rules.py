@@ -81,7 +81,7 @@ def test_when(when: When, ended: str, expected: StepDecision) -> None:
     assert decide(step, len(ended), found["s"], found["f"], found["k"], 3) is expected
 
 
-def test_a_step_without_needs_starts_at_once_and_a_cleanup_step_in_any_case() -> None:
+def test_steps_without_needs_start_at_once_cleanups_in_any_case() -> None:
     assert decide(Step("x", NOOP), 0, 0, 0, 0, 0) is START
     cleanup = Step("x", NOOP, ("a", "b"), "all_finished", cleanup=True)
     assert decide(cleanup, 1, 0, 1, 0, 2) is WAIT
@@ -146,12 +146,12 @@ class Counting:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_counters_and_rules_do_what_the_book_says(data: st.DataObject) -> None:
+def test_counters_and_rules_match_the_model(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     assert graph_problems(definition.steps) == []
     ends = data.draw(outcomes(definition))
-    said = data.draw(answers(definition))
-    model, counting = Model(definition, said), Counting(definition, said)
+    holds = data.draw(answers(definition))
+    model, counting = Model(definition, holds), Counting(definition, holds)
     while not model.over:
         assert counting.states == model.states
         assert counting.unwanted == model.unwanted
@@ -175,10 +175,10 @@ def test_counters_and_rules_do_what_the_book_says(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_where_a_run_goes_on_the_order_of_ends_does_not_matter(data: st.DataObject) -> None:
     definition = data.draw(definitions(policies=("continue",)))
-    ends, said = data.draw(outcomes(definition)), data.draw(answers(definition))
+    ends, holds = data.draw(outcomes(definition)), data.draw(answers(definition))
     finals = []
     for _ in range(2):
-        run = Counting(definition, said)
+        run = Counting(definition, holds)
         while running := sorted(n for n, s in run.states.items() if s is RUNNING):
             name = data.draw(st.sampled_from(running))
             run.end(name, ends[name])
@@ -195,8 +195,8 @@ def test_a_cleanup_step_without_needs_comes_last(data: st.DataObject) -> None:
     sweep = Step("sweep", NOOP, when="all_finished", cleanup=True)
     definition = replace(drawn, steps=tuple(with_implied_needs([sweep, *work])))
     assert graph_problems(definition.steps) == []
-    ends, said = data.draw(outcomes(definition)), data.draw(answers(definition))
-    model = Model(definition, said)
+    ends, holds = data.draw(outcomes(definition)), data.draw(answers(definition))
+    model = Model(definition, holds)
     stopped = data.draw(st.booleans())
     while not model.over:
         if "sweep" in model.started:
@@ -318,7 +318,7 @@ def test_all_other_bytes_of_a_payload_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{input.nope}}", "an object has no 'nope'"),
         ("{{input.n.x}}", "a number has no 'x'"),
@@ -329,8 +329,8 @@ def test_all_other_bytes_of_a_payload_stay() -> None:
         ("{{steps.extract.result.nope}}", "{{steps.extract.result.nope}}: an object has no 'nope'"),
     ],
 )
-def test_what_is_not_there_cannot_be_filled_in(text: str, said: str) -> None:
-    with pytest.raises(RenderFailed, match=said.replace("{", r"\{").replace("}", r"\}")):
+def test_what_is_not_there_cannot_be_filled_in(text: str, message: str) -> None:
+    with pytest.raises(RenderFailed, match=message.replace("{", r"\{").replace("}", r"\}")):
         render(templated(f"it is {text}"), SCOPE)
 
 
@@ -427,8 +427,8 @@ def test_what_a_foreach_is_done_for() -> None:
     assert found([1, "a", None]) == [1, "a", None]
     assert found(["{{input.n}}", "n{{input.n}}"]) == [5, "n5"]
     assert found("{{steps.extract.result.files}}") == ["f1", "f2"]
-    for wrong, said in (("n", "a number"), ("name", "a text"), ("null", "null")):
-        with pytest.raises(RenderFailed, match=f"needs a list, and {said} is none"):
+    for wrong, kind in (("n", "a number"), ("name", "a text"), ("null", "null")):
+        with pytest.raises(RenderFailed, match=f"needs a list, and {kind} is none"):
             found(f"{{{{input.{wrong}}}}}")
     with pytest.raises(RenderFailed, match="10001 items; the most is 10000"):
         found("{{input.many}}", Scope({"many": [0] * 10_001}))

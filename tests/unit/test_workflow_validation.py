@@ -1,4 +1,4 @@
-"""What can be wrong with a workflow: all of it is found, and said where it stands."""
+"""What can be wrong with a workflow: all of it is found, and message where it stands."""
 
 from collections.abc import Callable
 from random import Random
@@ -46,7 +46,7 @@ async def errors(document: object, config: Config | None = None) -> dict[str, st
     return {problem.pointer: problem.detail for problem in caught.value.problems}
 
 
-async def test_everything_that_is_wrong_is_said_at_once() -> None:
+async def test_all_mistakes_are_reported_at_once() -> None:
     found = await errors(
         workflow(
             step("a", "c"),
@@ -130,7 +130,7 @@ async def test_what_is_not_upstream_cannot_be_spoken_of(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{}}", "does not begin with"),
         ("{{foo}}", "does not begin with"),
@@ -147,10 +147,10 @@ async def test_what_is_not_upstream_cannot_be_spoken_of(
         ("{{input." + "x" * 600 + "}}", "hold no reference"),
     ],
 )
-async def test_braces_that_mean_nothing_are_not_let_through(text: str, said: str) -> None:
+async def test_braces_that_mean_nothing_are_not_let_through(text: str, message: str) -> None:
     found = await errors(workflow(step("first"), step("a", "first", payload=[text])))
     assert list(found) == ["/steps/1/payload"]
-    assert said in found["/steps/1/payload"]
+    assert message in found["/steps/1/payload"]
     escaped = text.replace("{{", "\\{{")
     assert await defined(workflow(step("first"), step("a", "first", payload=[escaped])))
 
@@ -254,8 +254,8 @@ async def test_ten_thousand_steps_and_no_more() -> None:
     parents = [step(f"s{n}") for n in range(10_000)]
     found = await errors(workflow(*parents, step("more")))
     assert found == {"/steps": "10001 steps; the most is 10000"}
-    crowd = [step(f"t{n}", *(s["id"] for s in parents[:1000])) for n in range(101)]
-    found = await errors(workflow(*parents[:1000], *crowd))
+    children = [step(f"t{n}", *(s["id"] for s in parents[:1000])) for n in range(101)]
+    found = await errors(workflow(*parents[:1000], *children))
     assert found == {"/steps": "101000 needs in all; the most is 100000"}
     ring = [step(f"s{n}", f"s{(n + 1) % 9999}") for n in range(9_999)]
     found = await errors(workflow(*ring))

@@ -12,7 +12,7 @@ from mainspring.domain.lateness import (
     judge_loss,
     judge_start,
 )
-from mainspring.domain.retry import next_try
+from mainspring.domain.retry import retry_delay
 from mainspring.domain.task import TaskState
 
 DeathCause = Literal["exhausted", "not_retryable", "poison"]
@@ -55,7 +55,7 @@ def decide_outcome(report: Report, rng: Random) -> Finish | RetryLater:
         case Outcome.RELEASED | Outcome.LOST:
             return RetryLater(report, None, execution.moments.until_picked(), execution.earlier)
         case Outcome.FAILED | Outcome.TIMED_OUT:
-            delay = next_try(
+            delay = retry_delay(
                 execution.spec.retry,
                 execution.failures + 1,
                 retryable=report.retryable,

@@ -29,7 +29,7 @@ def backoff(policy: RetryPolicy, failures: int, rng: Random) -> float:
     return float(max(0.0, delay * (1 + rng.uniform(-policy.jitter, policy.jitter))))
 
 
-def next_try(
+def retry_delay(
     policy: RetryPolicy, failures: int, *, retryable: bool, retry_after: float | None, rng: Random
 ) -> float | None:
     """Return the delay before the next execution, or None when the task is to be given up.

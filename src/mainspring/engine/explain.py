@@ -60,8 +60,8 @@ def explain(row: TaskRow, attempts: int, around: Situation, now: float) -> Expla
         gate = Gate(Cause.WORKER_QUEUE, False, around.held_back)
         return Explanation(Cause.WORKER_QUEUE, (gate,), None, None, _UNBLOCK[Cause.WORKER_QUEUE])
     if row.state == TaskState.RUNNING or around.started:
-        wish = "It was asked to cancel." if row.cancel_requested else "There is nothing to unblock."
-        return Explanation(RUNNING, (), None, None, f"The task is running. {wish}")
+        note = "It was asked to cancel." if row.cancel_requested else "There is nothing to unblock."
+        return Explanation(RUNNING, (), None, None, f"The task is running. {note}")
     gates = (
         *_of_the_task(row, attempts, around, now),
         *_of_the_limits(row, around),

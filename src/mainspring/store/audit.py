@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 from mainspring.postgres.rows import read_rows
-from mainspring.store.lists.paging import Page, fill, next_mark
+from mainspring.store.lists.paging import RowPage, fill, next_mark
 
 SQL = queries.load("audit")
 
@@ -52,14 +52,14 @@ class AuditStore:
 
     async def list(
         self, where: AuditFilter, *, before: int | None, limit: int
-    ) -> Page[StoredAuditEntry, int]:
+    ) -> RowPage[StoredAuditEntry, int]:
         """Return a page of entries older than `before`; it may be short and still have a next
         one."""
         return await fill(partial(self._look, where), before, limit)
 
     async def _look(
         self, where: AuditFilter, before: int | None, limit: int
-    ) -> Page[StoredAuditEntry, int]:
+    ) -> RowPage[StoredAuditEntry, int]:
         texts = {"action": where.action, "actor": where.actor, "subject": where.subject}
         scan = self._scan if any(texts.values()) else limit
         page = {"before": END_OF_IDS if before is None else before, "limit": limit, "scan": scan}
@@ -69,7 +69,7 @@ class AuditStore:
             call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
         rows = await self._database.fetch(*call)
         entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
-        return Page(entries, next_mark(int, rows, limit, scan))
+        return RowPage(entries, next_mark(int, rows, limit, scan))
 
 
 async def write_entry(

@@ -16,7 +16,7 @@ from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.audit import write_entry
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
+from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
 from mainspring.store.tasks import SQL as TASKS
 from mainspring.store.tasks import StoredTask
 
@@ -125,14 +125,14 @@ class DeadLetterStore:
         before: UUID | None,
         limit: int,
         payloads: bool,
-    ) -> Page[StoredLetter, UUID]:
+    ) -> RowPage[StoredLetter, UUID]:
         """A page of letters older than `before`; it may be short and still have a next one."""
         look = partial(self._look, tenant_id, where, payloads)
         return await fill(look, before, limit, heavy=payloads)
 
     async def _look(
         self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> Page[StoredLetter, UUID]:
+    ) -> RowPage[StoredLetter, UUID]:
         rows = await SQL["find_letters"].fetch(
             self._database,
             tenant_id=tenant_id,
@@ -152,7 +152,7 @@ class DeadLetterStore:
             next_before = ids[-1]
         else:
             next_before = edge if scanned == self._scan else None
-        return Page([_letter(row) for row in letters], next_before)
+        return RowPage([_letter(row) for row in letters], next_before)
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int

@@ -27,7 +27,7 @@ from mainspring.store.creation import (
     creation_arguments,
     started_task,
 )
-from mainspring.store.lists.paging import LAST_ID, Page, fill
+from mainspring.store.lists.paging import LAST_ID, RowPage, fill
 from mainspring.store.lists.paths import (
     INDEXES,
     LIST_PATHS,
@@ -193,7 +193,7 @@ class TaskStore:
         before: UUID | None,
         limit: int,
         payloads: bool = False,
-    ) -> Page[StoredTask, UUID]:
+    ) -> RowPage[StoredTask, UUID]:
         """A page of tasks older than `before`; it may be short and still have a next one.
 
         Payloads are empty unless asked for: a page of large ones need not cross the wire.
@@ -221,7 +221,7 @@ class TaskStore:
         scan: int,
         before: UUID | None,
         limit: int,
-    ) -> Page[StoredTask, UUID]:
+    ) -> RowPage[StoredTask, UUID]:
         """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
         unfinished = where.state is None or not TaskState(where.state).final
         finished = where.state is None or TaskState(where.state).final
@@ -237,7 +237,7 @@ class TaskStore:
             **asdict(where),
         )
         tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
-        return Page(tasks, rows[0]["edge"])
+        return RowPage(tasks, rows[0]["edge"])
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000

@@ -1,6 +1,6 @@
 """Patterns that texts in requests must match, and what each of them means in words.
 
-`$` also matches before a final line break; the look-ahead closes that door.
+`$` also matches before a final line break; the look-ahead rules that out.
 """
 
 NAME = r"^[A-Za-z0-9_.-]{1,100}(?!\n)$"

@@ -77,7 +77,7 @@ from mainspring.workflows.advancing import Steps, new_steps
 from mainspring.workflows.bulk_cancel import BulkChanges
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.runs import WorkflowRunService
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _task_routes(deps: ApiDependencies) -> Routes:
     return task_routes(
         TaskReading(tasks),
         TaskCreation(config, validator, ingest, deps.idempotency),
-        TaskChangeResource(tasks, TaskChanges(deps.database, steps), node, clock, patcher),
+        TaskChangeResource(tasks, TaskChangeService(deps.database, steps), node, clock, patcher),
         TaskBulk(BulkChanges(deps.database, steps), node),
         TaskExplanation(tasks, ExplainStore(deps.database), node, clock),
         Completion(tasks, node, clock),

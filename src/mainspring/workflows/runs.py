@@ -30,7 +30,7 @@ from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
-from mainspring.store.lists.paging import LAST_ID, Page, fill, next_mark
+from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
 from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
 from mainspring.store.workflow.steps import add_steps
 from mainspring.store.workflow.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
@@ -139,13 +139,13 @@ class WorkflowRunService:
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
-    ) -> Page[StoredRun, UUID]:
+    ) -> RowPage[StoredRun, UUID]:
         """A page of runs older than `before`; it may be short and still have a next one."""
         return await fill(partial(self._look, tenant_id, where), before, limit)
 
     async def _look(
         self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
-    ) -> Page[StoredRun, UUID]:
+    ) -> RowPage[StoredRun, UUID]:
         scan = limit if where == RunFilter() else self._scan
         rows = await SQL["list_runs"].fetch(
             self._database,
@@ -156,7 +156,7 @@ class WorkflowRunService:
             scan=scan,
         )
         runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        return Page(runs, next_mark(UUID, rows, limit, scan))
+        return RowPage(runs, next_mark(UUID, rows, limit, scan))
 
     # Changing ---------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from mainspring.workflows.advancing import Steps
 T = TypeVar("T")
 
 
-class TaskChanges:
+class TaskChangeService:
     """Changes of the tasks of every tenant."""
 
     def __init__(self, database: Database, steps: Steps) -> None:

@@ -29,7 +29,7 @@ from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.wire.tasks import CompleteIn, TaskPatch
 from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -46,7 +46,7 @@ class TaskChangeResource:
     """PATCH, DELETE and the verbs of /v1/tasks/{id}."""
 
     tasks: TaskStore
-    changes: TaskChanges
+    changes: TaskChangeService
     node: NodePort
     clock: Clock
     patcher: TaskPatcher

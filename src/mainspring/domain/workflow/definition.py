@@ -16,9 +16,9 @@ LONGEST_CONDITION = 1000
 """Maximum characters of a condition."""
 MOST_STEPS = 10_000
 MOST_NEEDS = 100_000
-"""So many edges has the whole graph at most."""
+"""Maximum number of edges of the whole graph."""
 MOST_ITEMS = 10_000
-"""So many tasks does one `foreach` make at most."""
+"""Maximum number of tasks of one `foreach`."""
 FEW = 64
 """Of more steps than these that start at once each goes its own way, shared among the nodes."""
 

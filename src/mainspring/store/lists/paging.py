@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 Mark = TypeVar("Mark")
 
 
-class Page(NamedTuple, Generic[Item, Mark]):
+class RowPage(NamedTuple, Generic[Item, Mark]):
     """Some items of a list, and where to go on (None at the end)."""
 
     items: list[Item]
@@ -35,12 +35,12 @@ def next_mark(
 
 
 async def fill(
-    look: Callable[[Mark | None, int], Awaitable[Page[Item, Mark]]],
+    look: Callable[[Mark | None, int], Awaitable[RowPage[Item, Mark]]],
     before: Mark | None,
     limit: int,
     *,
     heavy: bool = False,
-) -> Page[Item, Mark]:
+) -> RowPage[Item, Mark]:
     """A page as full as can be had in a moment.
 
     One `look` goes through so many rows and no more. Who reads one page only, and gets an empty
@@ -55,4 +55,4 @@ async def fill(
         items += found
         full = len(items) >= limit or (heavy and items)
         if full or before is None or time() > until:
-            return Page(items, before)
+            return RowPage(items, before)

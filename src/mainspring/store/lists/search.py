@@ -5,7 +5,7 @@ from itertools import chain, repeat
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from mainspring.store.lists.paging import Page
+from mainspring.store.lists.paging import RowPage
 from mainspring.store.lists.paths import ListPath
 
 FIRST_SCANS = (200, 5000)
@@ -25,7 +25,7 @@ class Read(Protocol[Item]):
 
     def __call__(
         self, path: ListPath, scan: int, before: UUID | None, limit: int
-    ) -> Awaitable[Page[Item, UUID]]: ...
+    ) -> Awaitable[RowPage[Item, UUID]]: ...
 
 
 class ListSearch(Generic[Item]):
@@ -41,13 +41,13 @@ class ListSearch(Generic[Item]):
         self._scans = chain((min(few, most) for few in FIRST_SCANS), repeat(most))
         self._looks = self._found = 0
 
-    async def look(self, before: UUID | None, limit: int) -> Page[Item, UUID]:
+    async def look(self, before: UUID | None, limit: int) -> RowPage[Item, UUID]:
         """Return some items older than `before`, and where to go on (None at the end)."""
         if self._is_long(limit):
             while self._shortcuts:
                 items, edge = await self._read(self._shortcuts.pop(), self._most, before, limit)
                 if edge is None:  # it has seen all that match
-                    return Page(items, _next(items, edge, limit))
+                    return RowPage(items, _next(items, edge, limit))
         found = await self._look_further(next(self._scans), before, limit)
         self._looks += 1
         self._found += len(found.items)
@@ -60,12 +60,14 @@ class ListSearch(Generic[Item]):
             self._looks == len(FIRST_SCANS) and self._found < missing
         )
 
-    async def _look_further(self, scan: int, before: UUID | None, limit: int) -> Page[Item, UUID]:
+    async def _look_further(
+        self, scan: int, before: UUID | None, limit: int
+    ) -> RowPage[Item, UUID]:
         """Follow the path that leads furthest: each goes through all that match."""
-        furthest: Page[Item, UUID] | None = None
+        furthest: RowPage[Item, UUID] | None = None
         for path in self._paths:
             items, edge = await self._read(path, scan, before, limit)
-            found = Page(items, _next(items, edge, limit))
+            found = RowPage(items, _next(items, edge, limit))
             if edge is None or len(items) == limit:
                 return found
             if furthest is None or furthest.next_before is None or edge < furthest.next_before:

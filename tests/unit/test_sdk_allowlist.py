@@ -64,7 +64,7 @@ def test_what_is_not(tmp_path: Path, argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nonsense", "cannot be read"),
         ("", "commands"),
@@ -76,8 +76,8 @@ def test_what_is_not(tmp_path: Path, argv: list[str]) -> None:
         ('[commands.x]\nprogram = "/bin/true"\narguments = "some"\n', "arguments"),
     ],
 )
-def test_mistakes(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)
 
 

@@ -9,11 +9,11 @@ from mainspring.domain.placement import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
-from support.api import Office
 from support.asgi import AsgiClient
+from support.in_process_api import InProcessApi
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
-# What tries to be more than a value, wherever a value can be given.
+# What is meant to be more than a value, wherever a value can be given.
 INJECTIONS = [
     "' OR 1=1 --",
     "'; DROP TABLE dead_letters; --",
@@ -26,14 +26,14 @@ INJECTIONS = [
 ]
 
 
-class Undertaker:
+class TaskFinisher:
     """Makes tasks of one tenant and ends them."""
 
-    def __init__(self, office: Office, tenant: str = "a") -> None:
-        self.office = office
-        self.client: AsgiClient = office.client(f"{tenant}:all")
-        self.tenant_id = office.tenants[tenant]
-        self.engine = EngineStore(office.database)
+    def __init__(self, api: InProcessApi, tenant: str = "a") -> None:
+        self.api = api
+        self.client: AsgiClient = api.client(f"{tenant}:all")
+        self.tenant_id = api.tenants[tenant]
+        self.engine = EngineStore(api.database)
         self.ownership = Ownership(UUID(int=1), 1, frozenset(range(PARTITIONS)))
 
     async def make(self, **fields: object) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Undertaker:
 
     async def start(self, task_id: str) -> Report:
         """Claim a task; what comes back reports its success."""
-        await self.office.database.fetch(
+        await self.api.database.fetch(
             "INSERT INTO nodes (id, name, version) VALUES ($1, 'one', '0') ON CONFLICT DO NOTHING",
             self.ownership.node_id,
         )
@@ -54,7 +54,7 @@ class Undertaker:
         return Report(claimed, Outcome.SUCCEEDED, claimed.picked, claimed.picked)
 
     async def end(self, task_id: str, error: TaskError | None = None) -> None:
-        """Run a task to its end: it succeeds, or dies of the error."""
+        """Run a task to its end: it succeeds, or fails for good with the error."""
         report = await self.start(task_id)
         finish = Finish(report, TaskState.COMPLETED)
         if error is not None:
@@ -63,12 +63,12 @@ class Undertaker:
             finish = Finish(report, TaskState.FAILED, "exhausted", False, "capacity", lateness)
         assert await self.engine.finish(self.ownership, [finish]) == {UUID(task_id)}
 
-    async def bury(self, message: str = "boom", **fields: object) -> dict[str, Any]:
-        """A task that died."""
+    async def make_dead_letter(self, message: str = "boom", **fields: object) -> dict[str, Any]:
+        """Make a task that failed for good."""
         task = await self.make(**fields)
         await self.end(task["id"], TaskError("failed", message))
         return task
 
     async def count(self, table: str = "tasks") -> int:
-        rows = await self.office.database.fetch(f"SELECT count(*) AS n FROM {table}")
+        rows = await self.api.database.fetch(f"SELECT count(*) AS n FROM {table}")
         return int(rows[0]["n"])

@@ -1,23 +1,19 @@
-"""A node dies right after it did what a POST asked for: who asks again hears what became of it.
+"""A node dies right after it did what a POST asked for: who asks again gets the same answer.
 
 The answer is kept in the transaction of what it tells of, so that nothing is made twice and no
 secret is lost that was shown to nobody.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from mainspring import crash
 from mainspring.api.http import idempotency
-from mainspring.config import Config
 from mainspring.store.answers import AnswerStore
 from mainspring.store.vault import Vault
-from mainspring.wiring.api import build_app
-from support.api import Office, opened_office
 from support.asgi import AsgiClient
+from support.in_process_api import InProcessApi
 
 CRON = {"name": "hourly", "cron": "0 * * * *", "task": {"target": {"type": "handler", "name": "x"}}}
 TABLES = (
@@ -37,70 +33,68 @@ MAKING = (
     "/v1/workflows",
     "/v1/workflows/{id}/runs",
 )
-"""Every POST that makes something each time it is served; tasks have a way of their own."""
+"""Every POST that makes something each time it is served; tasks are created otherwise."""
 
 
 @pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        deps = replace(opened.deps, vault=Vault(b"k" * 32))
-        yield Office(deps, build_app(deps), opened.tenants)
+def api_vault() -> Vault:
+    return Vault(b"k" * 32)
 
 
-class Died(BaseException):
+class SimulatedKill(BaseException):
     """As near to SIGKILL as one process can come to see it."""
 
 
 @pytest.mark.parametrize("path", MAKING)
 async def test_what_was_made_is_not_made_again(
-    office: Office, monkeypatch: pytest.MonkeyPatch, path: str
+    api: InProcessApi, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    url, body = await prepared(office, path)
-    before = await counted(office)
+    url, body = await prepared(api, path)
+    before = await counted(api)
     with monkeypatch.context() as dying:
         dying.setattr(crash, "reach", die)
         dying.setattr(AnswerStore, "keep", die)
         dying.setattr(AnswerStore, "give_up", nothing)
-        with pytest.raises(Died):
-            await caller(office, path).post(url, body, idempotency_key="once")
-    made = await counted(office)
+        with pytest.raises(SimulatedKill):
+            await client_for(api, path).post(url, body, idempotency_key="once")
+    made = await counted(api)
 
-    again = await caller(office.another_node(), path).post(url, body, idempotency_key="once")
+    again = await client_for(api.another_node(), path).post(url, body, idempotency_key="once")
 
     assert again.status == 201, again.body
     assert again.headers["idempotency-replayed"] == "true"
     assert made != before, "it was made before the node died"
-    assert await counted(office) == made, "and not once more"
+    assert await counted(api) == made, "and not once more"
 
 
-async def test_the_secret_of_a_key_whose_maker_died_can_be_used(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+async def test_a_key_created_by_a_crashed_node_can_be_used(
+    api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dying:
         dying.setattr(crash, "reach", die)
         dying.setattr(AnswerStore, "give_up", nothing)
-        with pytest.raises(Died):
-            await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
-    again = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
-    assert (await office.client(again.json()["api_key"]).get("/v1/tasks")).status == 200
+        with pytest.raises(SimulatedKill):
+            await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
+    again = await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")
+    assert (await api.client(again.json()["api_key"]).get("/v1/tasks")).status == 200
 
 
 async def test_a_turn_that_ran_out_makes_nothing(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another request under the key may be served by then: the slow one undoes what it did."""
     monkeypatch.setattr(idempotency, "keep_answer", ended_leases)
-    before = await counted(office)
-    answer = await office.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="slow")
+    before = await counted(api)
+    answer = await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="slow")
     assert answer.status == 409, answer.body
-    assert await counted(office) == before
+    assert await counted(api) == before
 
 
-def caller(office: Office, path: str) -> AsgiClient:
-    return office.operator if path == "/v1/tenants" else office.admin
+def client_for(api: InProcessApi, path: str) -> AsgiClient:
+    return api.operator if path == "/v1/tenants" else api.admin
 
 
-async def prepared(office: Office, path: str) -> tuple[str, object]:
+async def prepared(api: InProcessApi, path: str) -> tuple[str, object]:
     """What the path needs to be there, and a body for it."""
     bodies: dict[str, object] = {
         "/v1/keys": {"scopes": ["read"]},
@@ -116,31 +110,31 @@ async def prepared(office: Office, path: str) -> tuple[str, object]:
     if "{id}" not in path:
         return path, bodies[path]
     collection, verb = path.split("/{id}/")
-    made = await office.admin.post(collection, bodies[collection])
+    made = await api.admin.post(collection, bodies[collection])
     assert made.status == 201, made.body
     thing = made.json().get("id") or made.json()["name"]
-    return path.replace("{id}", thing), await last_hours(office, verb)
+    return path.replace("{id}", thing), await last_hours(api, verb)
 
 
-async def last_hours(office: Office, verb: str) -> object:
+async def last_hours(api: InProcessApi, verb: str) -> object:
     if verb != "backfill":
         return {}
-    row = await office.database.fetch_row("SELECT now() AS now")
+    row = await api.database.fetch_row("SELECT now() AS now")
     assert row is not None
     return {"from": (row["now"] - timedelta(hours=5)).isoformat(), "to": row["now"].isoformat()}
 
 
-async def counted(office: Office) -> dict[str, int]:
+async def counted(api: InProcessApi) -> dict[str, int]:
     rows = {}
     for table in TABLES:
-        found = await office.database.fetch_row(f"SELECT count(*) AS rows FROM {table}")
+        found = await api.database.fetch_row(f"SELECT count(*) AS rows FROM {table}")
         assert found is not None
         rows[table] = found["rows"]
     return rows
 
 
 def die(*_arguments: object) -> None:
-    raise Died
+    raise SimulatedKill
 
 
 async def nothing(*_arguments: object) -> None:

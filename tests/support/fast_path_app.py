@@ -1,4 +1,4 @@
-"""An application that can serve on the spot, and a wire that leads to a door without a socket."""
+"""An application that can serve on the fast path, and connections to it without sockets."""
 
 import asyncio
 from asyncio import AbstractEventLoop, Event, Transport
@@ -16,9 +16,9 @@ from mainspring.api.http.connection import ConnectionLimits, HttpConfig, Limited
 from mainspring.api.http.fast_path import ResponseSink, ServeFast
 from mainspring.api.http.middleware import CYCLE
 from mainspring.observe.metrics import Metrics
-from support.door import LIMITS, SOON
+from support.http_server import LIMITS, SOON
 
-SPOT, ORDINARY = "spot", "ordinary"
+FAST, ORDINARY = "fast", "ordinary"
 
 
 def post(body: bytes, *more: bytes, path: bytes = b"/", version: bytes = b"1.1") -> bytes:
@@ -27,10 +27,10 @@ def post(body: bytes, *more: bytes, path: bytes = b"/", version: bytes = b"1.1")
 
 
 @dataclass
-class Shop:
-    """Answers with the way on which a request came and its body, at once or when it is told to.
+class FastPathApp:
+    """An application that answers with the path of a request and its body, at once or when told to.
 
-    It learns `/` alone, and for `/early` it waits for no body.
+    Its fast path is `/` alone, and for `/early` it waits for no body.
     """
 
     served: list[tuple[str, bytes]] = field(default_factory=list)
@@ -62,8 +62,8 @@ class Shop:
     def _serve(self, body: bytes, reply: ResponseSink) -> bool:
         if body in self.declines:
             return False
-        self.served.append((SPOT, body))
-        answer = partial(reply.answer_now, self._response(SPOT, body))
+        self.served.append((FAST, body))
+        answer = partial(reply.answer_now, self._response(FAST, body))
         if self.closed:
             self._held.append(answer)
         else:
@@ -77,74 +77,74 @@ class Shop:
             self._held.pop(0)()
 
     @property
-    def ways(self) -> list[str]:
-        return [way for way, _ in self.served]
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.served]
 
-    def _response(self, way: str, body: bytes) -> Response:
-        return Response(b"%b:%b%b" % (way.encode(), body, self.answer))
+    def _response(self, path: str, body: bytes) -> Response:
+        return Response(b"%b:%b%b" % (path.encode(), body, self.answer))
 
 
-class Wire(Transport):
-    """What a door writes to; what is said while it does not read waits."""
+class MemoryTransport(Transport):
+    """What the server writes to; what is sent while it does not read waits."""
 
     def __init__(self, config: HttpConfig, state: ServerState, loop: AbstractEventLoop) -> None:
         super().__init__()
-        self.door = LimitedHttpProtocol(config, state, {}, loop)
+        self.protocol = LimitedHttpProtocol(config, state, {}, loop)
         self._loop = loop
         self._inbox: deque[bytes] = deque()
-        self._heard = self.head = b""
-        self._news = Event()
-        self._closing = self._deaf = False
-        self.door.connection_made(self)
+        self._received = self.head = b""
+        self._changed = Event()
+        self._closing = self._paused = False
+        self.protocol.connection_made(self)
 
-    def say(self, *pieces: bytes) -> None:
+    def send(self, *pieces: bytes) -> None:
         self._inbox.extend(pieces)
         self._deliver()
 
     def hang_up(self) -> None:
         self._closing = True
-        self.door.connection_lost(None)
-        del self.door  # as real ones let go of theirs
+        self.protocol.connection_lost(None)
+        del self.protocol  # as real ones let go of theirs
 
-    async def hear(self) -> tuple[int, bytes]:
+    async def read_response(self) -> tuple[int, bytes]:
         """The status and the body of the next answer."""
         async with asyncio.timeout(SOON):
-            while b"\r\n\r\n" not in self._heard:
+            while b"\r\n\r\n" not in self._received:
                 assert not self._closing, "it was closed without an answer"
-                self._news.clear()
-                await self._news.wait()
-        head, _, rest = self._heard.partition(b"\r\n\r\n")
+                self._changed.clear()
+                await self._changed.wait()
+        head, _, rest = self._received.partition(b"\r\n\r\n")
         lines = head.split(b"\r\n")
         length = next(int(line[15:]) for line in lines if line.startswith(b"content-length"))
-        self._heard, self.head = rest[length:], head
+        self._received, self.head = rest[length:], head
         return int(lines[0].split()[1]), rest[:length]
 
-    async def hear_the_end(self) -> float:
+    async def wait_closed(self) -> float:
         """When it was closed."""
         async with asyncio.timeout(SOON):
             while not self._closing:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return self._loop.time()
 
     @property
     def silent(self) -> bool:
-        return not self._heard
+        return not self._received
 
     def _deliver(self) -> None:
-        while self._inbox and not self._deaf and not self._closing:
-            self.door.data_received(self._inbox.popleft())
+        while self._inbox and not self._paused and not self._closing:
+            self.protocol.data_received(self._inbox.popleft())
 
-    # What the door does with it ----------------------------------------------------------------
+    # What the server calls ----------------------------------------------------------------
 
     def write(self, data: Any) -> None:
         assert not self._closing, "it is closed"
-        self._heard += bytes(data)
-        self._news.set()
+        self._received += bytes(data)
+        self._changed.set()
 
     def close(self) -> None:
         self._closing = True
-        self._news.set()
+        self._changed.set()
 
     abort = close
 
@@ -152,23 +152,23 @@ class Wire(Transport):
         return self._closing
 
     def pause_reading(self) -> None:
-        self._deaf = True
+        self._paused = True
 
     def resume_reading(self) -> None:
-        self._deaf = False
+        self._paused = False
         self._loop.call_soon(self._deliver)
 
     def get_extra_info(self, _name: str, default: Any = None) -> Any:
         return default
 
 
-class Exchange:
-    """A switchboard of wires that lead to one application."""
+class TransportFactory:
+    """Connections to one application."""
 
-    def __init__(self, shop: Shop, limits: ConnectionLimits = LIMITS) -> None:
-        self.config = HttpConfig(shop, limits, Metrics(), keep_alive=75, compiler=shop)
+    def __init__(self, app: FastPathApp, limits: ConnectionLimits = LIMITS) -> None:
+        self.config = HttpConfig(app, limits, Metrics(), keep_alive=75, compiler=app)
         self.state = ServerState()
-        self.shop = shop
+        self.app = app
 
-    def wire(self) -> Wire:
-        return Wire(self.config, self.state, asyncio.get_running_loop())
+    def connect(self) -> MemoryTransport:
+        return MemoryTransport(self.config, self.state, asyncio.get_running_loop())

@@ -7,7 +7,7 @@ path needs a maker here: something of the right kind that belongs to the other t
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from io import StringIO
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -22,11 +22,10 @@ from mainspring.api.http.operations import (
     OperatorOperation,
     TenantOperation,
 )
-from mainspring.config import Config
 from mainspring.observe.logging import set_up_logging
-from support.api import SCOPES, Office, opened_office
 from support.asgi import Answer, AsgiClient
-from support.letters import INJECTIONS
+from support.finished_tasks import INJECTIONS
+from support.in_process_api import SCOPES, InProcessApi
 from support.routes import every_route
 
 NOOP = {"target": {"type": "handler", "name": "mainspring.noop"}, "delay": 3600}
@@ -43,71 +42,65 @@ def name_of(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-@pytest.fixture
-async def office(database_url: str) -> AsyncIterator[Office]:
-    async with opened_office(database_url, Config()) as opened:
-        yield opened
-
-
 # --- things that belong to the other tenant ------------------------------------------------------
 
 
-async def a_task(office: Office) -> str:
-    answer = await office.rival.post("/v1/tasks", NOOP)
+async def a_task(api: InProcessApi) -> str:
+    answer = await api.other_tenant.post("/v1/tasks", NOOP)
     return str(answer.json()["id"])
 
 
-async def a_dead_letter(office: Office) -> str:
+async def a_dead_letter(api: InProcessApi) -> str:
     letter = uuid4()
-    await office.database.fetch(
+    await api.database.fetch(
         "INSERT INTO dead_letters (id, tenant_id, died_at, reason, queue, priority, attempts, spec,"
         " payload) VALUES ($1, $2, now(), 'exhausted', 'default', 5, '[]', $3, '{}')",
         letter,
-        office.tenants["b"],
+        api.tenants["b"],
         b'{"target":{"type":"handler","name":"mainspring.noop"}}',
     )
     return str(letter)
 
 
-async def a_key(office: Office) -> str:
-    answer = await office.rival.post("/v1/keys", {"scopes": ["read"]})
+async def a_key(api: InProcessApi) -> str:
+    answer = await api.other_tenant.post("/v1/keys", {"scopes": ["read"]})
     return str(answer.json()["id"])
 
 
-async def a_secret(office: Office) -> str:
+async def a_secret(api: InProcessApi) -> str:
     secret = uuid4()
-    await office.database.fetch(
+    await api.database.fetch(
         "INSERT INTO webhook_secrets (id, tenant_id, kind, sealed) VALUES ($1, $2, 'hmac', 'x')",
         secret,
-        office.tenants["b"],
+        api.tenants["b"],
     )
     return str(secret)
 
 
-async def a_schedule(office: Office) -> str:
+async def a_schedule(api: InProcessApi) -> str:
     schedule = {"name": "theirs", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
-    answer = await office.rival.post("/v1/schedules", schedule)
+    answer = await api.other_tenant.post("/v1/schedules", schedule)
     return str(answer.json()["id"])
 
 
-async def a_calendar(office: Office) -> str:
-    answer = await office.rival.post("/v1/calendars", {"name": "theirs", "dates": []})
+async def a_calendar(api: InProcessApi) -> str:
+    answer = await api.other_tenant.post("/v1/calendars", {"name": "theirs", "dates": []})
     return str(answer.json()["name"])
 
 
-async def a_workflow(office: Office) -> str:
+async def a_workflow(api: InProcessApi) -> str:
     workflow = {"name": "theirs", "steps": [{"id": "only", "target": NOOP["target"]}]}
-    answer = await office.rival.post("/v1/workflows", workflow)
+    answer = await api.other_tenant.post("/v1/workflows", workflow)
     return str(answer.json()["name"])
 
 
-async def a_run(office: Office) -> str:
-    await a_workflow(office)
-    answer = await office.rival.post("/v1/workflows/theirs/runs", {})
+async def a_run(api: InProcessApi) -> str:
+    await a_workflow(api)
+    answer = await api.other_tenant.post("/v1/workflows/theirs/runs", {})
     return str(answer.json()["id"])
 
 
-MAKERS: Mapping[str, Callable[[Office], Awaitable[str]]] = {
+MAKERS: Mapping[str, Callable[[InProcessApi], Awaitable[str]]] = {
     "/v1/tasks/{id}": a_task,
     "/v1/dead-letters/{id}": a_dead_letter,
     "/v1/keys/{id}": a_key,
@@ -140,19 +133,19 @@ def kind_of(path: str) -> str:
 
 @pytest.mark.parametrize(("method", "path", "operation"), ROUTES, ids=name_of)
 async def test_every_route_asks_for_the_right_key(
-    office: Office, method: str, path: str, operation: Operation
+    api: InProcessApi, method: str, path: str, operation: Operation
 ) -> None:
     """Nobody gets in without a key, with a wrong one, or with a key of another scope."""
     url = path.replace("{id}", str(UUID(int=7)))
     for key in (None, "nobody's"):
-        answer = await knock(office.client(key), method, url)
+        answer = await knock(api.client(key), method, url)
         if isinstance(operation, OpenOperation):
             assert answer is None or answer.status < 400, answer
         else:
             assert answer is not None
             assert answer.status == 401, answer
     for key in (*(f"a:{scope}" for scope in SCOPES), "operator"):
-        answer = await knock(office.client(key), method, url)
+        answer = await knock(api.client(key), method, url)
         status = 200 if answer is None else answer.status
         assert status < 500, answer
         assert (status == 403) is not may(key, operation), (key, answer)
@@ -173,50 +166,50 @@ def may(key: str, operation: Operation) -> bool:
 
 @pytest.mark.parametrize(("method", "path", "operation"), WITH_IDS, ids=name_of)
 async def test_anothers_id_is_worth_as_much_as_an_unknown_one(
-    office: Office, method: str, path: str, operation: Operation
+    api: InProcessApi, method: str, path: str, operation: Operation
 ) -> None:
     """The same 404, word for word: not even that a thing exists is told."""
     kind = kind_of(path)
     assert kind in MAKERS, f"add a maker for {kind} to this test"
-    theirs = await MAKERS[kind](office)
+    theirs = await MAKERS[kind](api)
     unknown = UNKNOWN.get(kind, str(uuid4()))
     body = BODIES.get((method, path), {})
-    refused = await office.admin.call(method, path.replace("{id}", theirs), body)
-    missing = await office.admin.call(method, path.replace("{id}", unknown), body)
+    refused = await api.admin.call(method, path.replace("{id}", theirs), body)
+    missing = await api.admin.call(method, path.replace("{id}", unknown), body)
     assert refused.status == missing.status == 404, (refused.body, missing.body)
     assert told(refused, theirs) == told(missing, unknown)
     if ("GET", kind) in {(method, path) for method, path, _ in ROUTES}:
-        unharmed = await office.rival.get(kind.replace("{id}", theirs))
+        unharmed = await api.other_tenant.get(kind.replace("{id}", theirs))
         assert unharmed.status == 200, "the owner still has it"
 
 
-async def test_anothers_ids_are_worth_nothing_elsewhere(office: Office) -> None:
+async def test_anothers_ids_are_worth_nothing_elsewhere(api: InProcessApi) -> None:
     """In filters, bodies and cursors: no more than ids that nobody has."""
     schedule, calendar, task = (
-        await a_schedule(office),
-        await a_calendar(office),
-        await a_task(office),
+        await a_schedule(api),
+        await a_calendar(api),
+        await a_task(api),
     )
-    await office.rival.post(f"/v1/schedules/{schedule}/run")
-    listed = await office.admin.get(f"/v1/tasks?schedule_id={schedule}")
+    await api.other_tenant.post(f"/v1/schedules/{schedule}/run")
+    listed = await api.admin.get(f"/v1/tasks?schedule_id={schedule}")
     assert (listed.status, listed.json()["items"]) == (200, [])
     mine = {"name": "mine", "cron": "0 0 * * *", "task": {"target": NOOP["target"]}}
     for body in ({**mine, "calendars": [calendar]}, {**mine, "calendars": ["nobodys"]}):
-        refused = await office.admin.post("/v1/schedules", body)
+        refused = await api.admin.post("/v1/schedules", body)
         assert (refused.status, refused.pointers()) == (422, ["/calendars/0"])
-    cancelled = await office.admin.post("/v1/tasks/cancel", {"filter": {}})
+    cancelled = await api.admin.post("/v1/tasks/cancel", {"filter": {}})
     assert cancelled.json() == {"cancelled": 0, "cancel_requested": 0}
-    cursor = (await office.rival.get("/v1/tasks?limit=1")).json()["next_cursor"]
-    page = await office.admin.get(f"/v1/tasks?cursor={cursor}")
+    cursor = (await api.other_tenant.get("/v1/tasks?limit=1")).json()["next_cursor"]
+    page = await api.admin.get(f"/v1/tasks?cursor={cursor}")
     assert (page.status, page.json()["items"]) == (200, [])
-    assert (await office.rival.get(f"/v1/tasks/{task}")).json()["state"] == "scheduled"
+    assert (await api.other_tenant.get(f"/v1/tasks/{task}")).json()["state"] == "scheduled"
 
 
-async def test_parameters_are_values_and_not_code(office: Office) -> None:
+async def test_parameters_are_values_and_not_code(api: InProcessApi) -> None:
     """Every query parameter there is: refused, or looked for and not found."""
-    await a_task(office)
-    await office.admin.post("/v1/tasks", NOOP)
-    for path, name, client in query_parameters(office):
+    await a_task(api)
+    await api.admin.post("/v1/tasks", NOOP)
+    for path, name, client in query_parameters(api):
         for text in INJECTIONS:
             value = quote(f"team:{text}" if name == "label" else text)
             answer = await client.get(f"{path.replace('{id}', str(UUID(int=7)))}?{name}={value}")
@@ -225,11 +218,11 @@ async def test_parameters_are_values_and_not_code(office: Office) -> None:
                 assert answer.json()["items"] == [], (path, name, text)
 
 
-def query_parameters(office: Office) -> Iterator[tuple[str, str, AsgiClient]]:
+def query_parameters(api: InProcessApi) -> Iterator[tuple[str, str, AsgiClient]]:
     """Of everything that is read with a key."""
     for method, path, operation in ROUTES:
         if method == "GET" and operation.doc and not isinstance(operation, OpenOperation):
-            client = office.operator if isinstance(operation, OperatorOperation) else office.admin
+            client = api.operator if isinstance(operation, OperatorOperation) else api.admin
             for param in operation.doc.params:
                 if param.where == "query":
                     yield path, param.name, client
@@ -276,27 +269,27 @@ def logged() -> Iterator[StringIO]:
     structlog.reset_defaults()
 
 
-async def test_secrets_are_told_once_and_nowhere_else(
-    office: Office, logged: StringIO, monkeypatch: pytest.MonkeyPatch
+async def test_secrets_are_shown_once_and_nowhere_else(
+    api: InProcessApi, logged: StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are made in every way there is, then used on every route, also while the store fails."""
-    secrets = await canaries(office)
-    heard = ""
+    secrets = await canaries(api)
+    answers = ""
     for failing in (False, True):
         if failing:
-            monkeypatch.setattr(office.database, "_pool", Broken())
+            monkeypatch.setattr(api.database, "_pool", Broken())
         for secret in secrets:
             for method, path, _ in ROUTES:
-                for client in (office.client(secret), Mistaken(office.app, secret)):
+                for client in (api.client(secret), WrongFormClient(api.app, secret)):
                     url = path.replace("{id}", str(UUID(int=7)))
                     answer = await knock(client, method, url)
-                    heard += "" if answer is None else f"{answer.headers}{answer.body!r}"
+                    answers += "" if answer is None else f"{answer.headers}{answer.body!r}"
     monkeypatch.undo()
     places = {
-        "an answer": heard,
+        "an answer": answers,
         "the log": logged.getvalue(),
-        "the metrics": office.deps.metrics.exposition().decode(),
-        "the database": await everything_stored(office),
+        "the metrics": api.deps.metrics.exposition().decode(),
+        "the database": await everything_stored(api),
     }
     for place, text in places.items():
         assert text, f"{place} was looked at"
@@ -305,19 +298,17 @@ async def test_secrets_are_told_once_and_nowhere_else(
                 assert form not in text, f"a key is told by {place}"
 
 
-async def canaries(office: Office) -> list[str]:
+async def canaries(api: InProcessApi) -> list[str]:
     """A new key of each origin, each with an answer that is kept for who asks again."""
-    created = await office.admin.post("/v1/keys", {"scopes": list(SCOPES)}, Idempotency_Key="1")
-    rotated = await office.admin.post(
-        f"/v1/keys/{created.json()['id']}/rotate", Idempotency_Key="2"
-    )
-    tenant = await office.operator.post("/v1/tenants", {"name": "canary"}, Idempotency_Key="3")
+    created = await api.admin.post("/v1/keys", {"scopes": list(SCOPES)}, Idempotency_Key="1")
+    rotated = await api.admin.post(f"/v1/keys/{created.json()['id']}/rotate", Idempotency_Key="2")
+    tenant = await api.operator.post("/v1/tenants", {"name": "canary"}, Idempotency_Key="3")
     answers = (created, rotated, tenant)
     assert [answer.status for answer in answers] == [201, 201, 201]
     return [answer.json()["api_key"] for answer in answers]
 
 
-class Mistaken(AsgiClient):
+class WrongFormClient(AsgiClient):
     """A caller who sends a key in the wrong form."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
@@ -325,12 +316,10 @@ class Mistaken(AsgiClient):
         self._headers = {"authorization": f"Basic {secret}", "x-api-key": secret}
 
 
-async def everything_stored(office: Office) -> str:
-    tables = await office.database.fetch(
-        "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-    )
+async def everything_stored(api: InProcessApi) -> str:
+    tables = await api.database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
     text = ""
     for table in tables:
-        rows = await office.database.fetch(f"SELECT t::text AS row FROM {table['tablename']} t")
+        rows = await api.database.fetch(f"SELECT t::text AS row FROM {table['tablename']} t")
         text += "".join(row["row"] for row in rows)
     return text

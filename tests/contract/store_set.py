@@ -44,7 +44,7 @@ from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore
 from mainspring.store.workers import WorkerStore
 from mainspring.workflows.advancing import new_steps
-from mainspring.workflows.task_changes import TaskChanges
+from mainspring.workflows.task_changes import TaskChangeService
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteWorkers
 from simulation.remote import (
     DirectLink,
@@ -85,7 +85,7 @@ class Inspector(Protocol):
 
     async def end_of(self, task_id: UUID) -> End | None: ...
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]: ...
 
     async def lateness_of(self, task_id: UUID) -> list[Waited | None]: ...
 
@@ -128,7 +128,7 @@ class MemoryInspector:
         found = self._tables.history.get(task_id)
         return End(found.state, found.rev, found.fence, found.failures) if found else None
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]:
         return [(e.fence, e.outcome) for e in self._tables.executions if e.id == task_id]
 
     async def lateness_of(self, task_id: UUID) -> list[Waited | None]:
@@ -198,7 +198,7 @@ class PostgresInspector:
         )
         return End(*row) if row else None
 
-    async def tries_of(self, task_id: UUID) -> list[tuple[int, str]]:
+    async def executions_of(self, task_id: UUID) -> list[tuple[int, str]]:
         rows = await self._connection.fetch(
             "SELECT fence, outcome FROM executions WHERE task_id = $1 ORDER BY fence", task_id
         )
@@ -277,12 +277,12 @@ class PostgresInspector:
 
 
 @dataclass
-class Lab:
-    """A store under test and what the tests need to speak with it briefly."""
+class StoreSet:
+    """The stores under test, and shorthands for the tests."""
 
     engine: EngineStore
     tasks: TaskStore
-    changes: TaskChanges
+    changes: TaskChangeService
     keys: KeyStore
     tenants: TenantStore
     cluster: ClusterStore
@@ -447,11 +447,11 @@ def _report(execution: Execution, outcome: Outcome, fence: int | None) -> Report
     return Report(execution, outcome, now, now, error=error)
 
 
-def memory_lab() -> Lab:
+def memory_stores() -> StoreSet:
     store = MemoryStore(time.time, range(PARTITIONS), near=NEAR)
     link = DirectLink()
     connection = cast(asyncpg.Connection, RemoteConnection(store, link))
-    return Lab(
+    return StoreSet(
         RemoteEngineStore(store, link),
         RemoteTasks(store, link),
         RemoteChanges(store, link),
@@ -465,11 +465,11 @@ def memory_lab() -> Lab:
     )
 
 
-def postgres_lab(database: Database, connection: asyncpg.Connection) -> Lab:
-    return Lab(
+def postgres_stores(database: Database, connection: asyncpg.Connection) -> StoreSet:
+    return StoreSet(
         EngineStore(database),
         TaskStore(database, near=NEAR),
-        TaskChanges(database, new_steps(Random(3))),
+        TaskChangeService(database, new_steps(Random(3))),
         KeyStore(database),
         TenantStore(database),
         ClusterStore(connection),

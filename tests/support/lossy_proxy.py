@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -12,7 +11,7 @@ _UNTYPED = 4  # the first message of a connection has a length, but no type
 _READY_FOR_QUERY = b"Z"
 
 
-class LossyWire:
+class LossyProxy:
     """Listens on a unix socket and forwards to the server's.
 
     Armed with a text, it lets the next statement that contains the text reach the server, waits
@@ -37,12 +36,7 @@ class LossyWire:
         self._listener = await asyncio.start_unix_server(self._serve, self._socket)
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _problem: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_problem: object) -> None:
         self._listener.close()
         for connection in self._connections.values():
             connection.close()
@@ -75,13 +69,13 @@ class _Connection:
 
     def __init__(
         self,
-        wire: LossyWire,
+        proxy: LossyProxy,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server_writer: asyncio.StreamWriter,
     ) -> None:
-        self._wire = wire
+        self._proxy = proxy
         self._reader, self._writer = reader, writer
         self._server_reader, self._server_writer = server_reader, server_writer
         self._statements: dict[bytes, str] = {}
@@ -116,7 +110,7 @@ class _Connection:
             self._statements[name] = text.decode(errors="replace")
         elif kind == b"B":  # Bind: the text of that name is about to run
             _portal, name, _rest = body.split(b"\0", 2)
-            self._losing = self._losing or self._wire.claims(self._statements.get(name, ""))
+            self._losing = self._losing or self._proxy.claims(self._statements.get(name, ""))
 
     async def _answer(self) -> None:
         while True:
@@ -126,5 +120,5 @@ class _Connection:
                 self._writer.write(header + body)
                 await self._writer.drain()
             elif header[:1] == _READY_FOR_QUERY:
-                self._wire.lost += 1
+                self._proxy.lost += 1
                 return

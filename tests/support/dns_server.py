@@ -1,4 +1,4 @@
-"""A name server of the tests' own, which may change its mind with every question."""
+"""A DNS server for tests, whose answers may change with every question."""
 
 import asyncio
 import struct
@@ -13,7 +13,7 @@ Answers = Callable[[str, int], list[str]]
 _A, _AAAA = 1, 28
 
 
-class _NameServer(asyncio.DatagramProtocol):
+class _DnsServer(asyncio.DatagramProtocol):
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._asked: dict[tuple[str, int], int] = {}
@@ -37,10 +37,10 @@ class _NameServer(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def name_server(host: str, answers: Answers) -> AsyncIterator[None]:
+async def dns_server(host: str, answers: Answers) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(
-        lambda: _NameServer(answers), local_addr=(host, 53)
+        lambda: _DnsServer(answers), local_addr=(host, 53)
     )
     try:
         yield

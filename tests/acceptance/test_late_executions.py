@@ -35,11 +35,11 @@ async def finished(client: Client, task_id: str) -> tuple[dict[str, Any], list[d
 
     task = await eventually(done, within=30, what="it is completed")
     assert task is not None
-    tries = (await client.get(f"/v1/tasks/{task_id}/executions")).json()["items"]
-    return task, tries
+    executions = (await client.get(f"/v1/tasks/{task_id}/executions")).json()["items"]
+    return task, executions
 
 
-async def test_a_lease_that_dies_with_its_owner_is_a_failed_try(cluster: Cluster) -> None:
+async def test_a_lease_that_dies_with_its_owner_is_a_failed_execution(cluster: Cluster) -> None:
     tenant = await cluster.tenant()
     doomed, steady = await cluster.start(), await cluster.start()
     await cluster.balanced(doomed, steady)
@@ -54,10 +54,10 @@ async def test_a_lease_that_dies_with_its_owner_is_a_failed_try(cluster: Cluster
         while not (again := await other.lease(most=1, wait=2)):
             pass
     assert await other.report(*again) == ["accepted"]
-    task, tries = await finished(client, there)
-    check_sums(task, tries)
-    assert [one["outcome"] for one in tries] == ["lost", "succeeded"]
-    check_causes(tries[0]["lateness"], no_worker=WAIT)
+    task, executions = await finished(client, there)
+    check_sums(task, executions)
+    assert [one["outcome"] for one in executions] == ["lost", "succeeded"]
+    check_causes(executions[0]["lateness"], no_worker=WAIT)
     check_causes(task["lateness"], no_worker=WAIT, failed_tries=LEASE, fair_share=0, waiting=0)
     assert (task["sla_met"], task["blame"]) == (False, "capacity")
 
@@ -75,9 +75,9 @@ async def test_so_is_what_a_node_ran_itself(cluster: Cluster) -> None:
 
     await eventually(runs, within=10, what="it runs")
     doomed.kill()
-    task, tries = await finished(client, there)
-    check_sums(task, tries)
-    assert [one["outcome"] for one in tries] == ["lost", "succeeded"]
+    task, executions = await finished(client, there)
+    check_sums(task, executions)
+    assert [one["outcome"] for one in executions] == ["lost", "succeeded"]
     check_causes(task["lateness"], failed_tries=LEASE, fair_share=0, waiting=0)
     assert (task["sla_met"], task["blame"]) == (False, "capacity")
 
@@ -103,8 +103,8 @@ async def test_what_nobody_accounted_for_ends_with_the_takeover(cluster: Cluster
     worker = RawWorker(client)
     (leased,) = await worker.lease(most=1, wait=10)
     assert await worker.report(leased) == ["accepted"]
-    task, tries = await finished(client, there)
-    check_sums(task, tries)
+    task, executions = await finished(client, there)
+    check_sums(task, executions)
     late = moment(task["started_at"]) - moment(task["due_at"])
     check_causes(task["lateness"], no_worker=2 * WAIT, unattributed=0.0)
     assert task["lateness"]["unattributed"] < late - 2 * WAIT

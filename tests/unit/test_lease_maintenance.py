@@ -30,7 +30,7 @@ LEASE = 15.0
 
 
 class Runs:
-    """An executor whose tries last until they are cancelled."""
+    """An executor whose executions last until they are cancelled."""
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[UUID, int]] = []
@@ -61,7 +61,7 @@ class Leases:
         self.claimed = asyncio.Event()
 
     async def claim(
-        self, _tenure: Ownership, picks: Sequence[TaskRef], **_lease: object
+        self, _ownership: Ownership, picks: Sequence[TaskRef], **_lease: object
     ) -> list[Execution]:
         """Answered only when the test says so."""
         self.claiming.set()
@@ -169,7 +169,7 @@ async def test_tasks_are_started_while_the_databases_clock_is_back() -> None:
         await asyncio.wait_for(world.executor.was_started.wait(), 5)
 
 
-async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() -> None:
+async def test_others_leases_are_ended_while_the_clock_is_set_back() -> None:
     world = World()
     world.clock.advance(3600.0)
     world.clock.jump_back(3600.0)
@@ -181,7 +181,7 @@ async def test_leases_of_others_are_ended_while_the_databases_clock_is_back() ->
         await asyncio.wait_for(world.store.losing.wait(), 5)
 
 
-async def test_a_cancel_that_overtakes_the_answer_to_the_claim_is_heeded_at_once() -> None:
+async def test_a_cancel_before_the_answer_to_the_claim_is_acted_on() -> None:
     world = World()
     world.engine.extend_horizon(NOW + 10)
     world.engine.update([row(1, capability="http", due=NOW)], NOW)

@@ -18,12 +18,12 @@ from mainspring.node.workers.registry import WorkerRegistry
 from mainspring.node.workers.reports import WorkerReports
 from mainspring.store.workers import Touch, WorkerStore, offer_shown
 
-HOLDER = WorkerSession(1, "w", "1")
+SESSION = WorkerSession(1, "w", "1")
 THREADS = Offer(frozenset({"default"}), frozenset({"mail", "fetch"}), tags=frozenset({"gpu"}))
 PROCESSES = Offer(frozenset({"default"}), frozenset({"train"}), tags=frozenset({"gpu"}))
 
 
-class Registry:
+class FakeWorkerStore:
     """Where workers are noted: in a list."""
 
     def __init__(self) -> None:
@@ -55,15 +55,15 @@ class World:
     def __init__(self, there_for: float = THERE_FOR) -> None:
         self.clock = ManualClock()
         self.state = NodeState(Engine(EngineSettings(), needs_worker), self.clock)
-        self.registry = Registry()
+        self.store = FakeWorkerStore()
         self.began: list[WorkerSession] = []
-        self.roster = WorkerRegistry(
-            self.state, cast(WorkerStore, self.registry), self.began.append, there_for
+        self.registry = WorkerRegistry(
+            self.state, cast(WorkerStore, self.store), self.began.append, there_for
         )
 
-    async def ask(self, *offers: Offer, holder: WorkerSession = HOLDER) -> None:
+    async def ask(self, *offers: Offer, holder: WorkerSession = SESSION) -> None:
         for offer in offers:
-            await self.roster.admit(holder, offer, None)
+            await self.registry.admit(holder, offer, None)
 
 
 @pytest.fixture
@@ -74,33 +74,33 @@ def world() -> World:
 async def test_lanes_are_shown_as_one_and_written_once(world: World) -> None:
     for _ in range(5):
         await world.ask(THREADS, PROCESSES)
-        await world.roster.write()
-    (shown,) = world.registry.offers
+        await world.registry.write()
+    (shown,) = world.store.offers
     assert shown["handlers"] == ["fetch", "mail", "train"]
     assert (shown["queues"], shown["tags"], shown["commands"]) == (["default"], ["gpu"], False)
-    assert len(world.registry.touched) == 5
+    assert len(world.store.touched) == 5
 
 
 async def test_lanes_that_come_at_the_same_time_are_both_known(world: World) -> None:
     await asyncio.gather(world.ask(THREADS), world.ask(PROCESSES))
-    assert world.registry.registered == 2
-    assert world.began == [HOLDER]
-    await world.roster.write()
-    assert world.registry.offers[-1]["handlers"] == ["fetch", "mail", "train"]
+    assert world.store.registered == 2
+    assert world.began == [SESSION]
+    await world.registry.write()
+    assert world.store.offers[-1]["handlers"] == ["fetch", "mail", "train"]
 
 
-async def test_every_kind_is_told_by_itself(world: World) -> None:
+async def test_every_offer_is_announced_separately(world: World) -> None:
     await world.ask(THREADS, PROCESSES, THREADS)
-    assert set(world.roster.kinds()) == {(1, THREADS), (1, PROCESSES)}
-    assert len(list(world.roster.kinds())) == 2
-    assert set(world.roster.heard(HOLDER, None)) == {THREADS, PROCESSES}
-    assert world.roster.heard(HOLDER._replace(incarnation="2"), None) == ()
+    assert set(world.registry.kinds()) == {(1, THREADS), (1, PROCESSES)}
+    assert len(list(world.registry.kinds())) == 2
+    assert set(world.registry.heard(SESSION, None)) == {THREADS, PROCESSES}
+    assert world.registry.heard(SESSION._replace(incarnation="2"), None) == ()
 
 
-async def test_a_new_process_offers_what_it_says_itself(world: World) -> None:
+async def test_a_new_process_has_only_its_own_offers(world: World) -> None:
     await world.ask(THREADS, PROCESSES)
-    await world.ask(PROCESSES, holder=HOLDER._replace(incarnation="2"))
-    assert list(world.roster.kinds()) == [(1, PROCESSES)]
+    await world.ask(PROCESSES, holder=SESSION._replace(incarnation="2"))
+    assert list(world.registry.kinds()) == [(1, PROCESSES)]
 
 
 async def test_a_heartbeat_keeps_every_kind_known(
@@ -113,36 +113,36 @@ async def test_a_heartbeat_keeps_every_kind_known(
     known: list[tuple[int, Offer, float]] = []
     monkeypatch.setattr(world.state.engine.workers, "touch", lambda *kind: known.append(kind))
     unused: Any = None
-    reporting = WorkerReports(world.state, cast(Any, Leases()), unused, world.roster)
+    reporting = WorkerReports(world.state, cast(Any, Leases()), unused, world.registry)
     await world.ask(THREADS, PROCESSES)
     world.clock.advance(50)
-    await reporting.beat(HOLDER, [])
+    await reporting.beat(SESSION, [])
     now = world.clock.now()
     assert sorted(known) == sorted([(1, THREADS, now), (1, PROCESSES, now)])
 
 
-async def test_one_with_long_leases_is_there_from_one_heartbeat_to_the_next() -> None:
+async def test_a_worker_with_long_leases_is_kept_between_heartbeats() -> None:
     world = World(there_for(600.0))
     await world.ask(THREADS)
     world.clock.advance(401)
-    await world.roster.write()
-    assert [offer for _, offer in world.roster.kinds()] == [THREADS]
-    assert world.roster.heard(HOLDER, None) == (THREADS,)
+    await world.registry.write()
+    assert [offer for _, offer in world.registry.kinds()] == [THREADS]
+    assert world.registry.heard(SESSION, None) == (THREADS,)
     world.clock.advance(406)
-    assert list(world.roster.kinds()) == []
+    assert list(world.registry.kinds()) == []
 
 
 async def test_what_could_not_be_written_is_written_later(world: World) -> None:
     await world.ask(THREADS, PROCESSES)
-    world.registry.away = True
+    world.store.away = True
     with pytest.raises(StoreUnavailable):
-        await world.roster.write()
-    world.registry.away = False
-    await world.roster.write()
-    assert world.registry.offers == [offer_shown(THREADS, PROCESSES)]
+        await world.registry.write()
+    world.store.away = False
+    await world.registry.write()
+    assert world.store.offers == [offer_shown(THREADS, PROCESSES)]
 
 
-async def test_one_that_offers_something_new_every_time_is_not_remembered_whole(
+async def test_ever_new_offers_of_a_worker_are_not_all_remembered(
     world: World,
 ) -> None:
     random = Random(1)
@@ -150,46 +150,46 @@ async def test_one_that_offers_something_new_every_time_is_not_remembered_whole(
         await world.ask(Offer(frozenset({"default"}), frozenset({f"h{number}"})))
         if random.random() < 0.5:
             await world.ask(THREADS)
-    kinds = [offer for _, offer in world.roster.kinds()]
+    kinds = [offer for _, offer in world.registry.kinds()]
     assert len(kinds) == 16
     assert THREADS in kinds
     assert any("h999" in offer.handlers for offer in kinds)
 
 
-def test_resources_are_shown_as_told_last() -> None:
+def test_resources_are_shown_as_last_reported() -> None:
     small, large = THREADS._replace(memory_mb=10, cpu=1), PROCESSES._replace(memory_mb=20, cpu=2)
     shown = offer_shown(large, small._replace(commands=True))
     assert (shown["memory_mb"], shown["cpu"], shown["commands"]) == (10, 1, True)
 
 
-async def test_who_hung_up_is_not_told_of_until_it_is_heard_again(world: World) -> None:
+async def test_a_worker_that_hung_up_is_hidden_until_it_returns(world: World) -> None:
     await world.ask(THREADS)
-    assert list(world.roster.kinds()) == [(1, THREADS)]
-    world.roster.left(WorkerSession(1, "w", "before"))
-    assert list(world.roster.kinds()) == [(1, THREADS)]
-    world.roster.left(HOLDER)
-    assert list(world.roster.kinds()) == []
-    assert world.roster.knows(HOLDER)
-    world.roster.heard(HOLDER, None)
-    assert list(world.roster.kinds()) == [(1, THREADS)]
+    assert list(world.registry.kinds()) == [(1, THREADS)]
+    world.registry.left(WorkerSession(1, "w", "before"))
+    assert list(world.registry.kinds()) == [(1, THREADS)]
+    world.registry.left(SESSION)
+    assert list(world.registry.kinds()) == []
+    assert world.registry.knows(SESSION)
+    world.registry.heard(SESSION, None)
+    assert list(world.registry.kinds()) == [(1, THREADS)]
 
 
 async def test_of_very_long_offers_few_are_remembered(world: World) -> None:
     for number in range(5):
         handlers = frozenset(f"h{number}-{n}" for n in range(4000))
         await world.ask(Offer(frozenset({"default"}), handlers))
-    assert len(list(world.roster.kinds())) == 2
+    assert len(list(world.registry.kinds())) == 2
 
 
-async def test_what_workers_hold_is_written_again_under_another_id_of_the_node(
+async def test_lease_counts_are_written_again_under_a_new_node_id(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database may have been set back to before it was written."""
-    held = {HOLDER[:2]: 2}
+    held = {SESSION[:2]: 2}
     monkeypatch.setattr(world.state.engine.running, "by_worker", lambda: held)
     for _ in range(2):
-        await world.roster.write()
-    assert world.registry.held == [held]
+        await world.registry.write()
+    assert world.store.held == [held]
     world.state.renew()
-    await world.roster.write()
-    assert world.registry.held == [held, held]
+    await world.registry.write()
+    assert world.store.held == [held, held]

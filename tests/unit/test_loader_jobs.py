@@ -19,7 +19,7 @@ from mainspring.store.claims import Woken
 from support.waiting import eventually
 
 
-class Chores:
+class EmptyStore:
     """A store in which there is nothing, and that counts how often it is asked; a dispatcher, too,
     that has nothing to do."""
 
@@ -29,29 +29,29 @@ class Chores:
     async def load_window(self, *_which: object, **_when: object) -> list[object]:
         return []
 
-    async def poll_wakes(self, _tenure: Ownership, heard: Sequence[int], *, limit: int) -> Woken:
+    async def poll_wakes(self, _ownership: Ownership, heard: Sequence[int], *, limit: int) -> Woken:
         assert limit
         assert not heard
         self.wakes += 1
         return Woken([], [], [])
 
-    async def expire(self, _tenure: Ownership, *, limit: int) -> list[object]:
+    async def expire(self, _ownership: Ownership, *, limit: int) -> list[object]:
         assert limit
         self.expiries += 1
         return []
 
-    def cancel(self, tries: Sequence[HeldLease]) -> None:
-        assert not tries
+    def cancel(self, leases: Sequence[HeldLease]) -> None:
+        assert not leases
 
     async def limits(self, _tenants: object) -> dict[int, TenantLimits]:
         return {}
 
 
-async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
-    clock, chores, engine = ManualClock(), Chores(), Engine(EngineSettings())
+async def test_jobs_go_on_while_the_databases_clock_is_back() -> None:
+    clock, empty, engine = ManualClock(), EmptyStore(), Engine(EngineSettings())
     engine.own([0], [], clock.now())
     state = NodeState(engine, clock, Config(wake_poll=0.25))
-    store = cast(Any, chores)
+    store = cast(Any, empty)
     partition_loader = PartitionLoader(state, store, store)
     loader = Loader(state, store, store, store, partition_loader)
     work = asyncio.create_task(loader.run())
@@ -59,7 +59,7 @@ async def test_chores_go_on_while_the_databases_clock_is_back() -> None:
     for times in (1, 2, 3):
 
         async def done(times: int = times) -> bool:
-            return min(chores.wakes, chores.expiries) == times
+            return min(empty.wakes, empty.expiries) == times
 
         await eventually(done, within=5, what="everything was looked at again")
         clock.advance(1.0)

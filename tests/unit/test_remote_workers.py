@@ -1,4 +1,4 @@
-"""Slots that are granted to other nodes: each is settled once, whoever speaks first."""
+"""Slots that are granted to other nodes: each is closed once, whoever speaks first."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -32,36 +32,36 @@ from mainspring.node.workers.remote_workers import RemoteWorkers
 from support.rows import execution, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))
-HOLDER = WorkerSession(1, "w", "1")
+SESSION = WorkerSession(1, "w", "1")
 KIND = (1, WORK)
 
 
-class Office:
-    """A post that keeps what is sent."""
+class FakeMailbox:
+    """A mailbox that keeps what is sent."""
 
     def __init__(self) -> None:
         self.others: set[UUID] = set()
         self.sent: list[NodeMessage] = []
 
-    def deliver_to(self, hear: Any) -> None:
-        self.hear = hear
+    def deliver_to(self, receive: Any) -> None:
+        self.receive = receive
 
-    def send(self, _node: UUID, letter: NodeMessage) -> None:
-        self.sent.append(letter)
+    def send(self, _node: UUID, message: NodeMessage) -> None:
+        self.sent.append(message)
 
-    def tell_all(self, _letter: NodeMessage) -> None: ...
+    def tell_all(self, _message: NodeMessage) -> None: ...
 
     def grants(self) -> list[int]:
-        return [letter.number for letter in self.sent if isinstance(letter, SlotGrant)]
+        return [message.number for message in self.sent if isinstance(message, SlotGrant)]
 
 
-class Desk:
-    """Where one worker waits; what is settled is noted."""
+class FakeLeaseService:
+    """Where one worker waits; what is closed is noted."""
 
     def __init__(self, *polls: Poll) -> None:
         self.waiting = polls
         self.known: list[Kind] = [KIND]
-        self.settled: list[tuple[int, Sequence[ExecutionKey]]] = []
+        self.closed: list[tuple[int, Sequence[ExecutionKey]]] = []
 
     def polls(self) -> Iterable[Poll]:
         return self.waiting
@@ -75,7 +75,7 @@ class Desk:
     async def claimed_elsewhere(
         self, _poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
     ) -> None:
-        self.settled.append((slots, tasks))
+        self.closed.append((slots, tasks))
 
     def replaced(self, current: WorkerSession) -> None: ...
 
@@ -84,9 +84,9 @@ def make_state() -> NodeState:
     return NodeState(Engine(EngineSettings(), needs_worker), ManualClock())
 
 
-def make_forwarding(lease_service: Any) -> tuple[RemoteWorkers, Office]:
-    office = Office()
-    return RemoteWorkers(make_state(), cast(Mailbox, office), lease_service), office
+def make_forwarding(lease_service: Any) -> tuple[RemoteWorkers, FakeMailbox]:
+    mailbox = FakeMailbox()
+    return RemoteWorkers(make_state(), cast(Mailbox, mailbox), lease_service), mailbox
 
 
 async def background(forward: Any) -> None:
@@ -94,27 +94,27 @@ async def background(forward: Any) -> None:
         await asyncio.wait(background_tasks)
 
 
-async def test_a_grant_is_settled_once() -> None:
-    """The answer and the end of the patience for it may come in the same moment."""
-    lease_service = Desk(Poll(HOLDER, WORK, 4))
-    forward, office = make_forwarding(lease_service)
+async def test_a_grant_is_closed_once() -> None:
+    """The answer and the end of its timeout may come in the same moment."""
+    lease_service = FakeLeaseService(Poll(SESSION, WORK, 4))
+    forward, mailbox = make_forwarding(lease_service)
     there = uuid4()
-    office.hear(TasksWait(there, KIND, 2))
-    (number,) = office.grants()
+    mailbox.receive(TasksWait(there, KIND, 2))
+    (number,) = mailbox.grants()
     with capture_logs() as logs:
-        office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
+        mailbox.receive(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         forward._close_grant(number, ())
-        office.hear(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
+        mailbox.receive(GrantClaimed(there, number, [(task_id(1), 1), (task_id(2), 1)]))
         await background(forward)
-    assert lease_service.settled == [(2, [(task_id(1), 1), (task_id(2), 1)])]
+    assert lease_service.closed == [(2, [(task_id(1), 1), (task_id(2), 1)])]
     assert logs == []
 
 
 @pytest.mark.parametrize("announces", [True, False])
 async def test_a_grant_says_whether_the_worker_announces_starts(announces: bool) -> None:
-    _, office = make_forwarding(Desk(Poll(HOLDER, WORK, 4, announces=announces)))
-    office.hear(TasksWait(uuid4(), KIND, 2))
-    (grant,) = [letter for letter in office.sent if isinstance(letter, SlotGrant)]
+    _, mailbox = make_forwarding(FakeLeaseService(Poll(SESSION, WORK, 4, announces=announces)))
+    mailbox.receive(TasksWait(uuid4(), KIND, 2))
+    (grant,) = [message for message in mailbox.sent if isinstance(message, SlotGrant)]
     assert grant.announces is announces
 
 
@@ -125,20 +125,20 @@ async def test_a_grant_says_whether_others_may_claim_for_the_worker(
     wanted: int, in_flight: int, shared: bool
 ) -> None:
     """Then nobody knows what its only task is, and none counts as begun without its word."""
-    poll = Poll(HOLDER, WORK, 4)
+    poll = Poll(SESSION, WORK, 4)
     poll.in_flight = in_flight
-    _, office = make_forwarding(Desk(poll))
-    office.hear(TasksWait(uuid4(), KIND, wanted))
-    (grant,) = [letter for letter in office.sent if isinstance(letter, SlotGrant)]
+    _, mailbox = make_forwarding(FakeLeaseService(poll))
+    mailbox.receive(TasksWait(uuid4(), KIND, wanted))
+    (grant,) = [message for message in mailbox.sent if isinstance(message, SlotGrant)]
     assert grant.shared is shared
     assert poll.shared
 
 
 async def test_what_goes_wrong_in_the_background_is_logged() -> None:
-    lease_service = Desk(Poll(HOLDER, WORK, 4))
-    forward, office = make_forwarding(lease_service)
+    lease_service = FakeLeaseService(Poll(SESSION, WORK, 4))
+    forward, mailbox = make_forwarding(lease_service)
     with capture_logs() as logs:
-        office.hear(SlotGrant(uuid4(), 1, HOLDER, WORK, 1, True))
+        mailbox.receive(SlotGrant(uuid4(), 1, SESSION, WORK, 1, True))
         await background(forward)
     assert [entry["action"] for entry in logs] == ["forward.failed"]
 
@@ -146,24 +146,24 @@ async def test_what_goes_wrong_in_the_background_is_logged() -> None:
 async def test_nodes_and_workers_that_are_gone_are_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lease_service = Desk()
-    forward, office = make_forwarding(lease_service)
+    lease_service = FakeLeaseService()
+    forward, mailbox = make_forwarding(lease_service)
     here, gone = uuid4(), uuid4()
-    office.others = {here}
+    mailbox.others = {here}
     other = (1, Offer(frozenset({"other"}), frozenset({"work"})))
     for kind in (KIND, other):
         for node in (here, gone):
-            office.hear(TasksWait(node, kind, 2))
-    said = asyncio.Event()
+            mailbox.receive(TasksWait(node, kind, 2))
+    answered = asyncio.Event()
     monkeypatch.setattr(forwarding, "_ANNOUNCE_EVERY", 0.0)
 
     def polls() -> list[Poll]:
-        said.set()
+        answered.set()
         return []
 
     monkeypatch.setattr(lease_service, "polls", polls)
     loop = asyncio.create_task(forward._keep_announcing())
-    await said.wait()
+    await answered.wait()
     loop.cancel()
     assert forward._remote_demand == {KIND: {here: 2}}
 
@@ -192,7 +192,7 @@ async def test_a_poll_is_not_opened_anew_while_its_tasks_are_read() -> None:
     lease_service._state, lease_service._store, lease_service._metrics = state, store, None
     lease_service._background_tasks, lease_service._waiting = BackgroundTasks(of="lease"), {}
     lease_service._reports = SimpleNamespace(remember=lambda *_: None)
-    poll = Poll(HOLDER, WORK, 0)
+    poll = Poll(SESSION, WORK, 0)
     poll.in_flight = 4
     answer = asyncio.get_running_loop().create_future()
     waiting = lease_service._waiting[poll] = _OpenPoll(poll, 4, answer)
@@ -216,7 +216,7 @@ def unbuilt(**parts: Any) -> Any:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_tasks_are_claimed_for_a_worker_as_the_grant_says(shared: bool) -> None:
+async def test_tasks_are_claimed_for_a_worker_within_its_grant(shared: bool) -> None:
     opened: list[Poll] = []
 
     async def nothing(*_: Any) -> list[Any]:
@@ -231,10 +231,10 @@ async def test_tasks_are_claimed_for_a_worker_as_the_grant_says(shared: bool) ->
         open=lambda poll, ours: opened.append(poll),
         wait=nothing,
     )
-    grant = SlotGrant(uuid4(), 1, HOLDER, WORK, 2, idle=True, announces=True, shared=shared)
+    grant = SlotGrant(uuid4(), 1, SESSION, WORK, 2, idle=True, announces=True, shared=shared)
     assert await lease_service.claim_for(grant) == []
     (poll,) = opened
-    assert (poll.session, poll.free, poll.here) == (HOLDER, 2, False)
+    assert (poll.session, poll.free, poll.here) == (SESSION, 2, False)
     assert (poll.announces, poll.shared) == (True, shared)
 
 
@@ -248,6 +248,6 @@ async def test_a_poll_that_got_nothing_is_nobody_elses_any_more() -> None:
         registry=SimpleNamespace(is_current=is_current),
         remote=SimpleNamespace(waits=lambda _poll: None),
     )
-    poll = Poll(HOLDER, WORK, 0, shared=True)
+    poll = Poll(SESSION, WORK, 0, shared=True)
     await lease_service._reconsider(_OpenPoll(poll, 4, asyncio.get_running_loop().create_future()))
     assert (poll.free, poll.shared) == (4, False)

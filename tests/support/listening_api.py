@@ -9,11 +9,10 @@ from uuid import UUID
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Execution, Report
+from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.explain import Situation
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
@@ -22,15 +21,16 @@ from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.tasks import TaskStore
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
-from support.api import QuietDesk
 from support.asgi import AsgiClient
+from support.in_process_api import IdleLeaseService, IdleNode
+from support.store import time_of
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 ALL = frozenset({"read", "write"})
 
 
 @dataclass
-class ListeningNode:
+class ListeningNode(IdleNode):
     """A node that remembers what it was told."""
 
     owned: frozenset[int] = frozenset(range(256))
@@ -64,15 +64,6 @@ class ListeningNode:
     def announce_runs(self, moved: Moved) -> None:
         self.rows.extend(moved.rows)
 
-    def mark_stale(self) -> None:
-        pass
-
-    def explain(self, row: TaskRow) -> Situation:
-        return Situation()
-
-    async def conclude(self, report: Report) -> bool:
-        return False
-
     def ready(self) -> bool:
         return self.is_ready
 
@@ -100,7 +91,7 @@ class FragileTasks(TaskStore):
 
 
 @dataclass
-class Api:
+class ListeningApi:
     """The application under test and what stands around it."""
 
     deps: ApiDependencies
@@ -140,23 +131,22 @@ class Api:
 
 
 @asynccontextmanager
-async def listening_api(database_url: str) -> AsyncIterator[Api]:
+async def listening_api(database_url: str) -> AsyncIterator[ListeningApi]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
     keys = KeyStore(database)
     await _add_keys(keys)
     config = Config(max_batch=2000, max_payload=5000, max_body=2**20)
-    now = await database.fetch("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
-    clock = ManualClock(now[0]["now"])
+    clock = ManualClock(await time_of(database))
     node = ListeningNode()
     tasks = FragileTasks(database, near=config.near)
     ids = TaskIds(Random(1))
     deps = ApiDependencies(
-        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, QuietDesk()
+        config, clock, tasks, keys, ids, Random(2), node, Metrics(), database, IdleLeaseService()
     )
     app = build_app(deps)
     clients = {k: AsgiClient(app, k) for k in ("a", "b", "reader", "operator", "stranger")}
-    yield Api(deps, database, tasks, node, clock, **clients)
+    yield ListeningApi(deps, database, tasks, node, clock, **clients)
     await database.close()
 
 

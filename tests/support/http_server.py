@@ -1,4 +1,4 @@
-"""A door with visitors: connections over real sockets, byte by byte."""
+"""An HTTP server, and connections to it over real sockets, byte by byte."""
 
 import asyncio
 import socket
@@ -20,16 +20,16 @@ SOON = 10.0
 
 
 @dataclass
-class Visitor:
+class HttpConnection:
     """One connection."""
 
     reader: StreamReader
     writer: StreamWriter
 
-    def say(self, text: bytes) -> None:
+    def send(self, text: bytes) -> None:
         self.writer.write(text)
 
-    async def hear(self, within: float = SOON) -> tuple[int, dict[str, str], bytes]:
+    async def read_response(self, within: float = SOON) -> tuple[int, dict[str, str], bytes]:
         """One whole answer, after a `100 Continue` if there is one."""
         async with asyncio.timeout(within):
             head = "HTTP/1.1 100"
@@ -40,68 +40,68 @@ class Visitor:
             body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return int(status.split()[1]), headers, body
 
-    async def hear_the_end(self) -> bytes:
-        """All there is to hear until the door is shut."""
+    async def read_to_end(self) -> bytes:
+        """Read until the server closes the connection."""
         async with asyncio.timeout(SOON):
             with suppress(ConnectionError):
                 return await self.reader.read()
             return b""
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
 
-    async def drip(self, text: bytes) -> None:
-        """Send a byte now and then, until the door is shut."""
+    async def send_slowly(self, text: bytes) -> None:
+        """Send a text again and again until the connection is closed."""
         with suppress(ConnectionError):
             while not self.writer.is_closing():
-                self.say(text)
+                self.send(text)
                 await self.writer.drain()
                 await asyncio.sleep(0.02)
 
-    async def refusal(self, status: int, code: str) -> dict[str, str]:
-        """The problem that is told before the door is shut."""
-        found, headers, body = await self.hear()
+    async def read_refusal(self, status: int, code: str) -> dict[str, str]:
+        """Read the problem that the server sends before it closes the connection."""
+        found, headers, body = await self.read_response()
         assert found == status, body
         assert headers["content-type"] == "application/problem+json"
         assert headers["connection"] == "close"
         assert msgspec.json.decode(body)["type"] == f"urn:mainspring:problem:{code}"
-        assert await self.hear_the_end() == b""
+        assert await self.read_to_end() == b""
         return headers
 
 
 @dataclass
-class Doorway:
-    """A server that listens; who visits is shown out at the end."""
+class HttpListener:
+    """A server that listens; its connections are closed at the end."""
 
     server: HttpServer
     port: int
-    visitors: list[Visitor] = field(default_factory=list)
+    connections: list[HttpConnection] = field(default_factory=list)
 
-    async def visit(self) -> Visitor:
-        visitor = Visitor(*await asyncio.open_connection("127.0.0.1", self.port))
-        self.visitors.append(visitor)
-        return visitor
+    async def connect(self) -> HttpConnection:
+        connection = HttpConnection(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.connections.append(connection)
+        return connection
 
 
 @asynccontextmanager
-async def opened_door(
+async def open_http_server(
     app: ASGIApp,
     *,
     limits: ConnectionLimits = LIMITS,
     metrics: Metrics | None = None,
     keep_alive: float = 75,
     compiler: FastPathCompiler | None = None,
-) -> AsyncIterator[Doorway]:
+) -> AsyncIterator[HttpListener]:
     listening = socket.create_server(("127.0.0.1", 0))
     config = HttpConfig(app, limits, metrics or Metrics(), keep_alive=keep_alive, compiler=compiler)
     server = HttpServer(config)
     await server.open(listening)
-    doorway = Doorway(server, listening.getsockname()[1])
+    listener = HttpListener(server, listening.getsockname()[1])
     try:
-        yield doorway
+        yield listener
     finally:
-        for visitor in doorway.visitors:
-            await visitor.leave()
+        for connection in listener.connections:
+            await connection.close()
         await server.close()

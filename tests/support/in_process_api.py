@@ -10,7 +10,7 @@ from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.execution import Report
+from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
@@ -24,14 +24,17 @@ from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.tasks import TaskStore
+from mainspring.store.vault import Vault
 from mainspring.store.workflow.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
+from support.store import time_of
 
 SCOPES = ("read", "write", "work", "admin")
+NO_VAULT = Vault()
 
 
-class QuietNode:
+class IdleNode:
     """A node that owns everything and does nothing."""
 
     def ownership(self) -> Ownership:
@@ -40,7 +43,9 @@ class QuietNode:
     def offer_eager_lease(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
         return NO_EAGER_LEASE
 
-    def end_eager_lease(self, offer: EagerLeaseOffer, leased: object) -> None:
+    def end_eager_lease(
+        self, offer: EagerLeaseOffer, leased: Sequence[tuple[TaskRow, Execution]] | None
+    ) -> None:
         pass
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
@@ -62,8 +67,8 @@ class QuietNode:
         return True
 
 
-class QuietDesk:
-    """A desk where workers find nothing to do."""
+class IdleLeaseService:
+    """A lease service at which workers find nothing to do."""
 
     async def lease(self, request: LeaseRequest) -> list[LeasedTask]:
         return []
@@ -76,12 +81,12 @@ class QuietDesk:
     ) -> list[HeartbeatAnswer]:
         return [HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
-    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        return ["unknown" for _ in said]
+    async def report(self, tenant_id: int, reports: Sequence[WorkerReport]) -> list[Verdict]:
+        return ["unknown" for _ in reports]
 
 
 @dataclass
-class Office:
+class InProcessApi:
     """The application, two tenants with a key for each scope, and an operator."""
 
     deps: ApiDependencies
@@ -101,7 +106,7 @@ class Office:
         return self.client("a:all")
 
     @property
-    def rival(self) -> AsgiClient:
+    def other_tenant(self) -> AsgiClient:
         """All scopes of tenant `b`."""
         return self.client("b:all")
 
@@ -109,40 +114,41 @@ class Office:
     def operator(self) -> AsgiClient:
         return self.client("operator")
 
-    def another_node(self) -> "Office":
+    def another_node(self) -> "InProcessApi":
         """A second application over the same database, which shares no memory with the first."""
         deps = replace(self.deps, ids=TaskIds(Random(5)), activity=KeyActivity(), metrics=Metrics())
-        return Office(deps, build_app(deps), self.tenants)
+        return InProcessApi(deps, build_app(deps), self.tenants)
 
 
 @asynccontextmanager
-async def opened_office(database_url: str, config: Config) -> AsyncIterator[Office]:
+async def open_api(
+    database_url: str, config: Config, vault: Vault = NO_VAULT
+) -> AsyncIterator[InProcessApi]:
     database = Database(DatabaseOptions(database_url, connections=5))
     await database.open()
-    row = await database.fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
-    assert row is not None
     keys = KeyStore(database)
     deps = ApiDependencies(
         config=config,
-        clock=ManualClock(row["now"]),
+        clock=ManualClock(await time_of(database)),
         tasks=TaskStore(database, near=config.near),
         keys=keys,
         ids=TaskIds(Random(1)),
         rng=Random(2),
-        node=QuietNode(),
+        node=IdleNode(),
         metrics=Metrics(),
         database=database,
-        lease_service=QuietDesk(),
+        lease_service=IdleLeaseService(),
+        vault=vault,
     )
-    office = Office(deps, build_app(deps))
+    api = InProcessApi(deps, build_app(deps))
     for name in ("a", "b"):
-        tenant_id = office.tenants[name] = await keys.ensure_tenant(name)
+        tenant_id = api.tenants[name] = await keys.ensure_tenant(name)
         await keys.add(NewKey(f"{name}-all", f"{name}:all", tenant_id, frozenset(SCOPES)))
         for scope in SCOPES:
             secret = f"{name}:{scope}"
             await keys.add(NewKey(f"{name}-{scope}", secret, tenant_id, frozenset({scope})))
     await keys.add(NewKey("operator", "operator", None, frozenset(), operator=True))
     try:
-        yield office
+        yield api
     finally:
         await database.close()

@@ -1,0 +1,1 @@
+"""Mainspring with a real PostgreSQL, in this process or beside it."""
