@@ -162,7 +162,7 @@ class Walk:
 
 @pytest.mark.slow
 async def test_every_header_on_every_route_is_answered(cluster: Cluster) -> None:
-    node, key = await cluster.start(), await cluster.operator()
+    node, key = await cluster.start(acquire_timeout=ANSWERED_WITHIN), await cluster.operator()
     answer = await node.client(key).get("/openapi.json")
     routes = list(routes_of(answer.json()))
     polls = [route for route in routes if route.path == "/v1/leases"]

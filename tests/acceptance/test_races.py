@@ -1,7 +1,10 @@
 """Callers that race each other, and racing the engine: one effect, one end."""
 
 import asyncio
+from collections.abc import Sequence
 from uuid import UUID
+
+import pytest
 
 from support.client import Client, noop, sleep
 from support.cluster import Cluster
@@ -29,10 +32,22 @@ async def test_a_hundred_creates_under_one_key_on_two_nodes(cluster: Cluster) ->
 
 
 async def test_cancel_races_start_races_completion(cluster: Cluster) -> None:
-    """Each task is cancelled at about the moment it starts or ends, through either node."""
+    """Each task is cancelled at about the moment it starts or ends, through either node. Where the
+    requests are slow, they are sent earlier."""
     tenant = await cluster.tenant()
     clients = [node.client(tenant) for node in await cluster.pair()]
-    ids = await clients[0].batch([sleep(0.05, delay=0.3 + n / RACES) for n in range(RACES)])
+    ends: set[str] = set()
+    for early in (0.0, 0.1, 0.2, 0.4):
+        ends |= await race(cluster, clients, early)
+        if ends == {"completed", "cancelled"}:
+            return
+    pytest.fail(f"the race was one-sided: all were {ends}")
+
+
+async def race(cluster: Cluster, clients: Sequence[Client], early: float) -> set[str]:
+    """Cancel tasks that run for a moment; return the states in which they ended."""
+    tasks = [sleep(0.05, delay=0.3 + early + n / RACES) for n in range(RACES)]
+    ids = await clients[0].batch(tasks)
     statuses = await asyncio.gather(
         *(
             cancel_after(clients[n % 2], task, 0.22 + n / RACES + n % 7 / 40)
@@ -42,10 +57,10 @@ async def test_cancel_races_start_races_completion(cluster: Cluster) -> None:
     assert set(statuses) <= {200, 409}
     await cluster.evidence.all_finished(ids, within=10)
     await cluster.evidence.sound(ids)
-    rows = await cluster.evidence.rows("SELECT state, count(*) FROM task_history GROUP BY state")
-    ends = {row["state"]: row["count"] for row in rows}
-    print(f"ends: {ends}")
-    assert ends.keys() == {"completed", "cancelled"}, "the race was one-sided"
+    rows = await cluster.evidence.rows(
+        "SELECT DISTINCT state FROM task_history WHERE id = ANY($1)", ids
+    )
+    return {row["state"] for row in rows}
 
 
 async def cancel_after(client: Client, task_id: UUID, seconds: float) -> int:
