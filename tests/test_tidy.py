@@ -203,6 +203,20 @@ def test_only_the_cli_prints() -> None:
     assert_none(uses({"print"}, allowed={"cli"}))
 
 
+def test_a_transaction_uses_no_second_connection() -> None:
+    """Who holds one connection and waits for another keeps it from those who wait likewise: as many
+    of them as the pool has connections stand still until they give up."""
+    assert_none(
+        f"{module.where(used.lineno)} uses {ast.unparse(used)}: run it on the connection"
+        for module in modules()
+        for method in ast.walk(module.tree)
+        if isinstance(method, ast.AsyncFunctionDef)
+        and {"connection", "change"} & {arg.arg for arg in method.args.args}
+        for used in ast.walk(method)
+        if isinstance(used, ast.Attribute) and used.attr in ("_database", "database")
+    )
+
+
 # --- shape ----------------------------------------------------------------------------------
 
 

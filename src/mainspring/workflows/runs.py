@@ -118,10 +118,7 @@ class WorkflowRunService:
 
     # Reading ----------------------------------------------------------------------------------
 
-    @transaction
-    async def get(
-        self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID
-    ) -> StoredRun | None:
+    async def get(self, tenant_id: int, run_id: UUID) -> StoredRun | None:
         return await SQL["get_run"].row(
             self._database, StoredRun, tenant_id=tenant_id, run_id=run_id
         )
