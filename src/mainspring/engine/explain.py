@@ -4,8 +4,8 @@ The judge is one pure function. What it judges by comes from the owner's engine,
 node, from the database, which knows less: what is not known is left out.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
@@ -16,8 +16,7 @@ RUNNING = "running"
 EXPIRY = "expiry"
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """What surrounds a waiting task; None means that nobody here knows."""
 
     owned: bool = False
@@ -34,8 +33,7 @@ class Situation:
     """What a claimed task waits for in the queue of its executor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """One question on the way to the start."""
 
     gate: str
@@ -43,8 +41,7 @@ class Gate:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """`verdict` is the first gate that says no, or how far the task has come."""
 
     verdict: str

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -176,8 +175,7 @@ class Node:
             return around
         slots = self._dispatcher.room_for(row) if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
-        return replace(
-            around,
+        return around._replace(
             can_run=self._dispatcher.can_run(row),
             free_slots=slots,
             held_back=next(filter(None, waits), None),

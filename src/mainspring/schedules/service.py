@@ -75,8 +75,7 @@ class ScheduleChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(NamedTuple):
     """A schedule after a change, and what was decided on the way."""
 
     schedule: StoredSchedule

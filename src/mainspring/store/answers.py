@@ -1,9 +1,8 @@
 """First answers, kept for who asks again: under idempotency keys, and in the effect log."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 
@@ -18,8 +17,7 @@ BeforeCommit = Callable[[asyncpg.Connection, T], Awaitable[None]]
 """The last step of a transaction that made something: keep the answer of who asked for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredAnswer(NamedTuple):
     """What the first caller under an idempotency key was told."""
 
     body_hash: bytes
@@ -28,8 +26,7 @@ class StoredAnswer:
     headers: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """The right to serve the first request under a key; `token` tells it from a later one."""
 
     tenant_id: int
@@ -37,8 +34,7 @@ class Turn:
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEffect:
+class StoredEffect(NamedTuple):
     """Something that was done once, and what came of it. `first`: it was told just now."""
 
     answer: bytes
@@ -114,4 +110,4 @@ class EffectStore:
                 self._database, StoredEffect, tenant_id=tenant_id, key=key
             )
             if earlier is not None:  # else it expired between the two: then we may be the first
-                return replace(earlier, first=False)
+                return earlier._replace(first=False)

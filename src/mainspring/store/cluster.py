@@ -1,7 +1,6 @@
 """Nodes and partitions: which are alive, which own what, and how that changes."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -16,8 +15,7 @@ from mainspring.postgres.database import Database
 SQL = queries.load("cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A node as the others see it; `silent` is the time since its last heartbeat."""
 
     id: UUID
@@ -27,8 +25,7 @@ class Member:
     silent: float
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(NamedTuple):
     """A node as operators see it: also one that is dead or has left."""
 
     id: UUID
@@ -42,8 +39,7 @@ class NodeRecord:
     owned: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(NamedTuple):
     """Who owns a partition; None for a moment, while it changes owners."""
 
     partition: int
@@ -51,8 +47,7 @@ class PartitionRecord:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleHealth:
+class ScheduleHealth(NamedTuple):
     """Schedules of the whole installation that stand undecided, since when, and those whose next
     time came from another tz database; both are counted up to ten thousand."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -53,8 +53,7 @@ class LetterFilter:
         return {"unresolved": self.resolved is not True, "resolved": self.resolved is not False}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLetter:
+class StoredLetter(NamedTuple):
     """A dead letter as it was found."""
 
     task: StoredTask
@@ -78,8 +77,7 @@ class LetterGroup:
     example_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """The result of a replay: `task` is the new task, unless the letter had one before."""
 
     task_id: UUID
@@ -87,16 +85,14 @@ class Replay:
     partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(NamedTuple):
     """Ids that match, oldest first, and where to go on (None at the end)."""
 
     ids: list[UUID]
     next_after: UUID | None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
+class Outcomes(NamedTuple):
     """How replayed tasks ended so far."""
 
     failed: int

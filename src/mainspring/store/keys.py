@@ -2,9 +2,9 @@
 
 import hmac
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from typing import NamedTuple
 
 import asyncpg
 
@@ -27,8 +27,7 @@ def hash_secret(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class NewKey:
+class NewKey(NamedTuple):
     """A key to store: everything but the secret, which only its hash represents."""
 
     id: str
@@ -104,8 +103,7 @@ MOST_LIVE_KEYS = 1000
 """Of one tenant: a program that makes keys in a loop is stopped here."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(NamedTuple):
     """A key as it may be shown: everything but the secret, which is not stored."""
 
     seq: int
@@ -120,8 +118,7 @@ class StoredKey:
     revoked_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(NamedTuple):
     """When a key ends: at a time, after so many seconds, or (neither) when it is revoked."""
 
     at: datetime | None = None

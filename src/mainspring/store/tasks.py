@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -106,8 +106,7 @@ class LockedTask(_TaskColumns):
     """Whether it is a step that waits for its own items, and no longer for its turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExecution:
+class StoredExecution(NamedTuple):
     """One finished execution."""
 
     attempt: int

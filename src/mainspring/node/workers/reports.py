@@ -6,7 +6,6 @@ the database for others.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -44,8 +43,7 @@ class WorkerReport(NamedTuple):
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
+class HeartbeatAnswer(NamedTuple):
     """The answer to a heartbeat about one execution."""
 
     id: UUID

@@ -1,8 +1,8 @@
 """Calendars: named lists of dates on which schedules that name them do not run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
+from typing import NamedTuple
 
 import asyncpg
 
@@ -13,8 +13,7 @@ from mainspring.store.answers import BeforeCommit
 SQL = queries.load("calendars")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCalendar:
+class StoredCalendar(NamedTuple):
     """A calendar as it was found."""
 
     name: str

@@ -1,8 +1,8 @@
 """Workflows: named definitions, of which every version is kept for the runs made by it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import asyncpg
 import msgspec
@@ -19,8 +19,7 @@ SQL = queries.load("workflows")
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWorkflow:
+class StoredWorkflow(NamedTuple):
     """One version of a workflow as it was found."""
 
     name: str
@@ -29,8 +28,7 @@ class StoredWorkflow:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowLine:
+class WorkflowLine(NamedTuple):
     """A workflow in a list: its latest version, without the steps."""
 
     name: str
@@ -41,8 +39,7 @@ class WorkflowLine:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class VersionLine:
+class VersionLine(NamedTuple):
     """A version in a list."""
 
     version: int
