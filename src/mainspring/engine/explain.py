@@ -78,14 +78,14 @@ def _of_the_task(row: TaskRow, attempts: int, around: Situation, now: float) -> 
     due = row.due <= now
     blocked = row.state == TaskState.BLOCKED
     waits_for = Cause.RETRY_BACKOFF if attempts else Cause.NOT_DUE
-    tries = f" after {attempts} tries" if attempts else ""
+    since = f" after {attempts} executions" if attempts else ""
     steps = around.waits_for or "it waits for other steps" if blocked else "it waits for none"
     in_time = row.expires is None or row.expires > now
     expiry = "it does not expire" if row.expires is None else f"expires at {_instant(row.expires)}"
     return [
         Gate(Cause.PAUSED, row.state != TaskState.PAUSED, f"the state is {row.state}"),
         Gate(Cause.DEPENDENCY, not blocked, steps),
-        Gate(waits_for, due, f"due{tries} at {_instant(row.due)}"),
+        Gate(waits_for, due, f"due{since} at {_instant(row.due)}"),
         Gate(EXPIRY, in_time, expiry),
     ]
 

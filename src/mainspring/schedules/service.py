@@ -93,12 +93,12 @@ class NameTaken(Exception):
     """The tenant has a schedule of that name already."""
 
 
+@dataclass(eq=False)
 class ScheduleService:
     """Schedules of every tenant."""
 
-    def __init__(self, database: Database, occurrence_writer: OccurrenceWriter) -> None:
-        self._database = database
-        self._occurrence_writer = occurrence_writer
+    _database: Database
+    _occurrence_writer: OccurrenceWriter
 
     # For the API ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
 from mainspring.postgres.named_sql import Queryable
 
 SQL = queries.load("answers")
@@ -42,11 +42,8 @@ class StoredEffect(NamedTuple):
     first: bool = True
 
 
-class AnswerStore:
+class AnswerStore(Store):
     """What was answered under idempotency keys."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
         """Return what the first caller under this key was told; status 0 while it is being
@@ -92,11 +89,8 @@ async def _keep(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> 
     )  # fmt: skip
 
 
-class EffectStore:
+class EffectStore(Store):
     """The effect log of every tenant."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
         """Note an effect. Of all that note the same one, exactly one is the first."""

@@ -10,7 +10,8 @@ import asyncpg
 from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
+from mainspring.store.task_refs import node_of
 
 SQL = queries.load("cluster")
 
@@ -73,13 +74,10 @@ class Fenced(NamedTuple):
     epoch: int
 
 
-class Topology:
+class Topology(Store):
     """The whole cluster, to look at."""
 
     _MOST_NODES = 1000
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def nodes(self) -> list[NodeRecord]:
         return await SQL["nodes"].rows(self._database, NodeRecord, limit=self._MOST_NODES)
@@ -154,8 +152,7 @@ class ClusterStore:
         return await SQL["hand_over"].value_or_none(
             self._connection,
             int,
-            node_id=ownership.node_id,
-            epoch=ownership.epoch,
+            **node_of(ownership),
             partitions=list(gifts.keys()),
             heirs=list(gifts.values()),
             state="left" if leaving else "active",

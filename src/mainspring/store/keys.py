@@ -12,7 +12,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import ApiKey, TenantLimits
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Store, transaction
 from mainspring.postgres.named_sql import Queryable
 from mainspring.postgres.rows import read_row
 from mainspring.store.answers import BeforeCommit
@@ -39,11 +39,8 @@ class NewKey(NamedTuple):
     prefix: str | None = None
 
 
-class KeyStore:
+class KeyStore(Store):
     """Keys as authentication uses them, and limits of tenants."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def find(self, secret: str) -> ApiKey | None:
         """Return whose key this is; None when it is unknown, expired or revoked."""
@@ -128,11 +125,8 @@ class Expiry(NamedTuple):
 NEVER = Expiry()
 
 
-class KeyRing:
+class KeyRing(Store):
     """Keys as a tenant looks after them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def create(

@@ -1,7 +1,7 @@
 """Tenants, as operators see them: made, listed, limited, and deleted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import NamedTuple, Self
 
@@ -159,8 +159,7 @@ class TenantStore:
         return gone
 
 
-@dataclass(frozen=True, slots=True)
-class Administration:
+class Administration(NamedTuple):
     """What admins of tenants and operators ask the store for."""
 
     key_ring: KeyRing

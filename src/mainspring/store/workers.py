@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse
+from mainspring.postgres.database import Store, sparse
 
 SQL = queries.load("workers")
 
@@ -71,11 +71,8 @@ class StoredLine(NamedTuple):
     message: str
 
 
-class WorkerStore:
+class WorkerStore(Store):
     """Every call is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def register(
         self,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Store, transaction
 from mainspring.store.answers import BeforeCommit
 
 SQL = queries.load("calendars")
@@ -22,11 +22,8 @@ class StoredCalendar(NamedTuple):
     updated_at: datetime
 
 
-class CalendarStore:
+class CalendarStore(Store):
     """Calendars of every tenant."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def create(

@@ -9,7 +9,7 @@ import msgspec
 
 from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, Store, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
@@ -47,11 +47,11 @@ class VersionLine(NamedTuple):
     created_at: datetime
 
 
-class WorkflowStore:
+class WorkflowStore(Store):
     """Definitions of workflows of every tenant."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._known = RecentDefinitions[bytes]()
 
     @transaction
