@@ -61,7 +61,7 @@ class NewLogLine(NamedTuple):
     message: str
 
 
-class StoredLine(NamedTuple):
+class LogLine(NamedTuple):
     """The same, as it is read."""
 
     seq: int
@@ -165,15 +165,10 @@ class WorkerStore(Store):
 
     async def logs(
         self, tenant_id: int, task_id: UUID, *, after: int, limit: int
-    ) -> Sequence[StoredLine]:
+    ) -> Sequence[LogLine]:
         """Return the lines of a task, in the order in which they came."""
         return await SQL["list_logs"].rows(
-            self._database,
-            StoredLine,
-            tenant_id=tenant_id,
-            task_id=task_id,
-            after=after,
-            limit=limit,
+            self._database, LogLine, tenant_id=tenant_id, task_id=task_id, after=after, limit=limit
         )
 
 

@@ -25,9 +25,9 @@ SELECT count(*) AS gone FROM gone;
 -- not go with its old place. Only now() can be answered by the index; clock_timestamp() keeps the planner
 -- to the places found.
 WITH gone AS (
-    DELETE FROM {table}
+    DELETE FROM {expiring}
     WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
-        SELECT ctid FROM {table} WHERE expires_at < now() LIMIT :limit))
+        SELECT ctid FROM {expiring} WHERE expires_at < now() LIMIT :limit))
     RETURNING 1
 )
 SELECT count(*) AS gone FROM gone;

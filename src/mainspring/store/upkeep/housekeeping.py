@@ -26,7 +26,7 @@ from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
 _FORGET_EXPIRED = [
-    SQL["forget_expired"].filled(table=table) for table in ("idempotency_keys", "effects")
+    SQL["forget_expired"].filled(expiring=table) for table in ("idempotency_keys", "effects")
 ]
 
 PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
