@@ -239,15 +239,10 @@ class TaskStore:
         return RowPage(tasks, rows[0]["edge"])
 
     async def executions(
-        self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
+        self, tenant_id: int, task_id: UUID, *, outcome: str | None
     ) -> Sequence[StoredExecution]:
         return await SQL["list_executions"].rows(
-            self._database,
-            StoredExecution,
-            tenant_id=tenant_id,
-            task_id=task_id,
-            outcome=outcome,
-            limit=limit,
+            self._database, StoredExecution, tenant_id=tenant_id, task_id=task_id, outcome=outcome
         )
 
     async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:
