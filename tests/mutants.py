@@ -65,8 +65,7 @@ IMPLIED = {
     "leases.extend_for_worker: t.state = 'running'": "only what is running has a worker",
     "leases.held_by_workers: t.state = 'running'": "only what is running has an incarnation",
     "leases.leased_tasks: t.state = 'running'": "only what is running has an incarnation",
-    "housekeeping.forget_expired_keys: expires_at < clock_timestamp()": _PLACES,
-    "housekeeping.forget_expired_effects: expires_at < clock_timestamp()": _PLACES,
+    "housekeeping.forget_expired: expires_at < clock_timestamp()": _PLACES,
 }
 """Conditions that others imply: they say what is meant, and no test can miss them."""
 

@@ -10,7 +10,11 @@ from support.queries import QUERIES
 pytestmark = pytest.mark.server
 
 TABLES = {
-    "housekeeping": {"table": "executions_default", "column": "finished_at"},
+    "housekeeping": {
+        "table": "executions_default",
+        "column": "finished_at",
+        "expiring": "effects",
+    },
     "ledger_retention": {"table": "occurrences_default"},
     "tenants": {"table": "tasks"},
 }

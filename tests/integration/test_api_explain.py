@@ -104,7 +104,7 @@ async def test_the_owner_knows_best(api: InProcessApi, tasks: TaskFinisher) -> N
     told = await explained(owner, task)
     assert (told["verdict"], told["source"], told["position"]) == ("fair_share", "owner", 3)
     assert node.asked == [UUID(task["id"])]
-    node.around = replace(around, can_run=False, free_slots=5)
+    node.around = around._replace(can_run=False, free_slots=5)
     assert (await explained(owner, task))["verdict"] == "no_worker"
 
 

@@ -6,7 +6,7 @@ elsewhere: these are the moves people and programs ask for through the API.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mainspring.domain.task import TaskState
 from mainspring.errors import Conflict
@@ -15,8 +15,7 @@ _WHILE_BLOCKED = ("priority", "queue")
 """What a step does not take from its workflow when its turn comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStanding:
+class TaskStanding(NamedTuple):
     """As much of a task as the rules look at."""
 
     state: TaskState
@@ -27,8 +26,7 @@ class TaskStanding:
     """Whether it is a step that is being done, item by item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """What the task becomes; a due time of None stays as it is."""
 
     state: TaskState

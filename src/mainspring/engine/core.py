@@ -11,7 +11,6 @@ What slips through does no harm, because a claim is checked against the database
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from math import inf
 from uuid import UUID
 
@@ -255,15 +254,15 @@ class Engine:
             free = sum(pool.free for pool in pools) if pools else None
             around = Situation(can_run=bool(pools), free_slots=free)
         if row.partition not in self._owned:
-            return replace(around, free_slots=None)
+            return around._replace(free_slots=None)
         entry = self.window.get(row.id)
         around = self._queue.situation(row, entry, around)
         if entry is not None or row.state != "scheduled" or row.due > now:
             return around
         # Due and not in the window: it started since the row was read, or there was no room.
         if self.running.get(row.id) is not None:
-            return replace(around, started=True)
-        return replace(around, crowded_out=self.window.turned_away(row))
+            return around._replace(started=True)
+        return around._replace(crowded_out=self.window.turned_away(row))
 
     # Details ---------------------------------------------------------------------------------
 

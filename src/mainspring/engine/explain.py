@@ -4,8 +4,8 @@ The judge is one pure function. What it judges by comes from the owner's engine,
 node, from the database, which knows less: what is not known is left out.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
@@ -16,8 +16,7 @@ RUNNING = "running"
 EXPIRY = "expiry"
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """What surrounds a waiting task; None means that nobody here knows."""
 
     owned: bool = False
@@ -34,8 +33,7 @@ class Situation:
     """What a claimed task waits for in the queue of its executor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """One question on the way to the start."""
 
     gate: str
@@ -43,8 +41,7 @@ class Gate:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """`verdict` is the first gate that says no, or how far the task has come."""
 
     verdict: str
@@ -81,14 +78,14 @@ def _of_the_task(row: TaskRow, attempts: int, around: Situation, now: float) -> 
     due = row.due <= now
     blocked = row.state == TaskState.BLOCKED
     waits_for = Cause.RETRY_BACKOFF if attempts else Cause.NOT_DUE
-    tries = f" after {attempts} tries" if attempts else ""
+    since = f" after {attempts} executions" if attempts else ""
     steps = around.waits_for or "it waits for other steps" if blocked else "it waits for none"
     in_time = row.expires is None or row.expires > now
     expiry = "it does not expire" if row.expires is None else f"expires at {_instant(row.expires)}"
     return [
         Gate(Cause.PAUSED, row.state != TaskState.PAUSED, f"the state is {row.state}"),
         Gate(Cause.DEPENDENCY, not blocked, steps),
-        Gate(waits_for, due, f"due{tries} at {_instant(row.due)}"),
+        Gate(waits_for, due, f"due{since} at {_instant(row.due)}"),
         Gate(EXPIRY, in_time, expiry),
     ]
 

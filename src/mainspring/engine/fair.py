@@ -10,7 +10,6 @@ for them is `demand`'s to know.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
@@ -332,8 +331,7 @@ class FairQueue:
         limits = self._limits.get(row.tenant_id, UNKNOWN)
         known = known or Situation()
         if tenant is None:
-            return replace(
-                known,
+            return known._replace(
                 owned=True,
                 tenant_running=0,
                 tenant_limit=limits.running_per_partition,
@@ -343,8 +341,7 @@ class FairQueue:
         key = tenant.keys.get(row.concurrency_key or "")
         # A task that is being claimed counts as running, but it is not in its own way.
         itself = entry is not None and entry.phase is Phase.CLAIMING
-        return replace(
-            known,
+        return known._replace(
             owned=True,
             tenant_running=max(0, gate.running - itself) if gate else 0,
             tenant_limit=limits.running_per_partition,

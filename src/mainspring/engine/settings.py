@@ -1,12 +1,11 @@
 """The bounds of an engine."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mainspring.domain.capability import THERE_FOR
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(NamedTuple):
     """The engine's bounds. Durations in seconds."""
 
     lease: float = 15.0

@@ -10,7 +10,7 @@ there on.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.rows import StreamKey, TaskRow, stream_of
@@ -21,8 +21,7 @@ _FEWEST = 4
 """However many streams there are: asking for each task apart would take a round trip per task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refill:
+class Refill(NamedTuple):
     """A request to load more of a stream, from a due time on, without what is known already.
 
     For a whole tenant in a partition (a stream without a queue) the partition is to be read anew,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -20,13 +21,13 @@ log = structlog.get_logger()
 _EVERY = 1.0
 
 
+@dataclass(eq=False)
 class Deadlines:
     """Looks every second; an index says what is due, so that looking costs next to nothing."""
 
-    def __init__(self, state: NodeState, steps: StepOutcomes, announcer: Announcer) -> None:
-        self._state = state
-        self._steps = steps
-        self._announcer = announcer
+    _state: NodeState
+    _steps: StepOutcomes
+    _announcer: Announcer
 
     async def run(self) -> None:
         await repeat(

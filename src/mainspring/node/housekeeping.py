@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,18 +27,16 @@ _OLD_TRANSACTION = 60.0
 Job = Callable[[], Awaitable[object]]
 
 
+@dataclass(eq=False)
 class Housekeeper:
     """Tidies up every minute if the duty is ours, and always keeps an eye on the planner.
 
     To retire old history is a duty of its own: to archive it may take long, and all else goes on.
     """
 
-    def __init__(
-        self, state: NodeState, house: HousekeepingStore, archive: ArchiveHook | None = None
-    ) -> None:
-        self._state = state
-        self._house = house
-        self._archive = archive
+    _state: NodeState
+    _house: HousekeepingStore
+    _archive: ArchiveHook | None = None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -32,22 +33,20 @@ class LeaseListener(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class LeaseMaintenance:
     """Two duties that do not wait for each other: to end a lease of a step takes a look at its
     run, which another may hold for long, and meanwhile our own leases would end."""
 
-    def __init__(
-        self, state: NodeState, store: EngineStore, recorder: Recorder, listener: LeaseListener
-    ) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._recorder = recorder
-        self._metrics = state.metrics
-        self._listener = listener
-        self._background_tasks = BackgroundTasks(of="lease")
-        self._extending: asyncio.Task[None] | None = None
-        self._expiring: asyncio.Task[None] | None = None
+    _state: NodeState
+    _store: EngineStore
+    _recorder: Recorder
+    _listener: LeaseListener
+    _background_tasks: BackgroundTasks = field(
+        default_factory=lambda: BackgroundTasks(of="lease"), init=False
+    )
+    _extending: asyncio.Task[None] | None = field(default=None, init=False)
+    _expiring: asyncio.Task[None] | None = field(default=None, init=False)
 
     def next_turn(self) -> float | None:
         """When there is something to extend, by the steady clock; not while that is under way."""
@@ -67,7 +66,7 @@ class LeaseMaintenance:
     async def _extend(self, due: Sequence[HeldLease]) -> None:
         refs = [TaskRef(held.tenant_id, held.id, held.fence) for held in due]
         extended = await until_answered(
-            lambda: self._store.extend(refs, lease=self._config.lease), self._metrics
+            lambda: self._store.extend(refs, lease=self._state.config.lease), self._state.metrics
         )
         crash.reach("lease.extended")
         kept = {item.id: item for item in extended}
@@ -87,9 +86,9 @@ class LeaseMaintenance:
         presumed = [task.id for task in ended if task.presumed_started]
         lost = await until_answered(
             lambda: self._store.expire_leases(refs, count_crash=count_crash, presumed=presumed),
-            self._metrics,
+            self._state.metrics,
         )
-        self._metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
+        self._state.metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
         found = {row.id for row in lost.rows} | set(lost.gone)
         self._count_losses(ended, found, set(lost.gone))
         self._end_polls(task for task in ended if task.id in found)
@@ -115,11 +114,11 @@ class LeaseMaintenance:
         if unheard:
             await until_answered(
                 lambda: self._recorder.expire_step_leases(unheard, count_crash, presumed),
-                self._metrics,
+                self._state.metrics,
             )
 
     async def _look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
-        return await until_answered(lambda: self._store.look_at(tasks), self._metrics)
+        return await until_answered(lambda: self._store.look_at(tasks), self._state.metrics)
 
     def _apply(self, seen: Seen) -> None:
         self._listener.cancel(self._state.apply(seen.rows, seen.gone))
@@ -137,9 +136,9 @@ class LeaseMaintenance:
     ) -> None:
         for task in ended:
             if task.holder is not None and task.id in lost:
-                self._metrics.worker_losses.inc()
+                self._state.metrics.worker_losses.inc()
                 if task.holder.alone and task.confirmed and task.id in gone:
-                    self._metrics.poisoned.inc()
+                    self._state.metrics.poisoned.inc()
 
 
 def _is_over(task: asyncio.Task[None] | None) -> bool:

@@ -5,6 +5,7 @@ what expired. Reading whole partitions can take long: the partition loader does 
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from mainspring import crash
@@ -23,27 +24,24 @@ _LIMITS_EVERY = 2.0
 _EXPIRE_EVERY = 1.0
 
 
+@dataclass(eq=False)
 class Loader:
     """Reads what is new, and tells the engine."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        keys: KeyStore,
-        dispatcher: Dispatcher,
-        partition_loader: PartitionLoader,
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._keys = keys
-        self._dispatcher = dispatcher
-        self._partition_loader = partition_loader
-        self._jobs = PeriodicJobs(state, state.load_wanted)
-        self._heard: tuple[UUID, list[int]] = (state.node_id, [])
-        """Wake rows of which the engine has heard: they may go. Not under another id of the node:
-        in a database that was set back, these numbers are given to others."""
-        self._read_until = 0.0
+    _state: NodeState
+    _store: EngineStore
+    _keys: KeyStore
+    _dispatcher: Dispatcher
+    _partition_loader: PartitionLoader
+    _jobs: PeriodicJobs = field(init=False)
+    _heard: tuple[UUID, list[int]] = field(init=False)
+    """Wake rows of which the engine has heard: they may go. Not under another id of the node:
+    in a database that was set back, these numbers are given to others."""
+    _read_until: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._jobs = PeriodicJobs(self._state, self._state.load_wanted)
+        self._heard = (self._state.node_id, [])
 
     async def run(self) -> None:
         jobs, every = self._jobs, self._jobs.is_time

@@ -7,6 +7,7 @@ counts, in the transaction that decides.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import structlog
@@ -24,27 +25,27 @@ log = structlog.get_logger()
 _AHEAD = 1.0
 _BATCHES = 10
 _WATCH_EVERY = 5.0
-# How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
-# it is not due yet by the database's clock.
 _REST = 0.02
+"""How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
+it is not due yet by the database's clock."""
 _ASIDE = 30.0
 _RETIME_CHUNK = 1000
-# After an outage all schedules of an installation stand still for a moment: so many are told of
-# at a look.
 _MOST_TOLD = 100
+"""How many overdue schedules are told of at a look: after an outage all schedules of an
+installation stand still for a moment."""
 
 
+@dataclass(eq=False)
 class Materializer:
     """One loop: look, wait for the time, decide."""
 
-    def __init__(self, state: NodeState, schedules: ScheduleService, announcer: Announcer) -> None:
-        self._state = state
-        self._schedules = schedules
-        self._announcer = announcer
-        self._hinted = asyncio.Event()
-        self._watch_at = 0.0
-        self._set_aside: dict[UUID, float] = {}
-        """Schedules that could not be decided on, and when they are looked at again."""
+    _state: NodeState
+    _schedules: ScheduleService
+    _announcer: Announcer
+    _hinted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _watch_at: float = field(default=0.0, init=False)
+    _set_aside: dict[UUID, float] = field(default_factory=dict, init=False)
+    """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
         """Look now: somebody changed something."""

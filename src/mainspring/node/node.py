@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -36,43 +36,30 @@ log = structlog.get_logger()
 _CONCLUDED_WITHIN = 5.0
 
 
+@dataclass(eq=False)
 class Node:
     """One server process's share of the work."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        membership: Membership,
-        loader: Loader,
-        partition_loader: PartitionLoader,
-        dispatcher: Dispatcher,
-        recorder: Recorder,
-        signals: Signals,
-        announcer: Announcer,
-        housekeeper: Housekeeper,
-        materializer: Materializer,
-        deadlines: Deadlines,
-        executors: Sequence[Executor],
-        lease_service: LeaseService | None = None,
-    ) -> None:
-        self._state = state
-        self._membership = membership
-        self._loader = loader
-        self._partition_loader = partition_loader
-        self._dispatcher = dispatcher
-        self._recorder = recorder
-        self._signals = signals
-        self._announcer = announcer
-        self._housekeeper = housekeeper
-        self._materializer = materializer
-        self._deadlines = deadlines
-        self._executors = executors
-        self._lease_service = lease_service
-        self._supervisor = Supervisor()
-        self._joined = False
-        signals.when(woken=self.woken, cluster_changed=membership.hint)
-        for executor in executors:
-            dispatcher.add_executor(executor)
+    _state: NodeState
+    _membership: Membership
+    _loader: Loader
+    _partition_loader: PartitionLoader
+    _dispatcher: Dispatcher
+    _recorder: Recorder
+    _signals: Signals
+    _announcer: Announcer
+    _housekeeper: Housekeeper
+    _materializer: Materializer
+    _deadlines: Deadlines
+    _executors: Sequence[Executor]
+    _lease_service: LeaseService | None = None
+    _supervisor: Supervisor = field(default_factory=Supervisor, init=False)
+    _joined: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._signals.when(woken=self.woken, cluster_changed=self._membership.hint)
+        for executor in self._executors:
+            self._dispatcher.add_executor(executor)
 
     async def start(self, url: str | None) -> None:
         """Join the cluster and begin to work."""
@@ -176,8 +163,7 @@ class Node:
             return around
         slots = self._dispatcher.room_for(row) if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
-        return replace(
-            around,
+        return around._replace(
             can_run=self._dispatcher.can_run(row),
             free_slots=slots,
             held_back=next(filter(None, waits), None),

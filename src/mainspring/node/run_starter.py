@@ -9,7 +9,7 @@ a task that is retried, because its node died, finds the run it started.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -80,29 +80,22 @@ class _Turns:
         return taken
 
 
+@dataclass(eq=False)
 class RunStarter:
     """An executor that starts runs, and reports their ends."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        state: NodeState,
-        runs: TaskRuns,
-        announcer: Announcer,
-        report: ReportSink,
-    ) -> None:
-        self._clock = clock
-        self._state = state
-        self._runs = runs
-        self._announcer = announcer
-        self._report = report
-        self._executions: dict[tuple[UUID, int], _RunExecution] = {}
-        self._to_start = _Turns()
-        self._started = _Turns()
-        self._to_cancel: deque[_RunExecution] = deque()
-        self._look_at = 0.0
-        self._wanted = asyncio.Event()
-        self._loop: asyncio.Task[None] | None = None
+    _clock: Clock
+    _state: NodeState
+    _runs: TaskRuns
+    _announcer: Announcer
+    _report: ReportSink
+    _executions: dict[tuple[UUID, int], _RunExecution] = field(default_factory=dict, init=False)
+    _to_start: _Turns = field(default_factory=_Turns, init=False)
+    _started: _Turns = field(default_factory=_Turns, init=False)
+    _to_cancel: deque[_RunExecution] = field(default_factory=deque, init=False)
+    _look_at: float = field(default=0.0, init=False)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _loop: asyncio.Task[None] | None = field(default=None, init=False)
 
     def can_run(self, capability: str) -> bool:
         return not takes_slot(capability)

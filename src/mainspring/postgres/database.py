@@ -213,6 +213,13 @@ class _HasDatabase(Protocol):
     _database: Database
 
 
+class Store:
+    """Base of what reads and writes the database by named statements."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def transaction(
     method: Callable[Concatenate[Owner, asyncpg.Connection, P], Awaitable[T]],
 ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:

@@ -1,7 +1,7 @@
 """The doctor: looks at a database and says what would make Mainspring slow or unsafe on it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
 
@@ -10,8 +10,7 @@ from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.postgres.migrate import available
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing the doctor looked at: fine, or what to change."""
 
     subject: str
@@ -19,8 +18,7 @@ class Finding:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Advice:
+class _Advice(NamedTuple):
     """A setting, what it should be, and why."""
 
     name: str

@@ -75,8 +75,7 @@ class ScheduleChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(NamedTuple):
     """A schedule after a change, and what was decided on the way."""
 
     schedule: StoredSchedule
@@ -94,12 +93,12 @@ class NameTaken(Exception):
     """The tenant has a schedule of that name already."""
 
 
+@dataclass(eq=False)
 class ScheduleService:
     """Schedules of every tenant."""
 
-    def __init__(self, database: Database, occurrence_writer: OccurrenceWriter) -> None:
-        self._database = database
-        self._occurrence_writer = occurrence_writer
+    _database: Database
+    _occurrence_writer: OccurrenceWriter
 
     # For the API ------------------------------------------------------------------------------
 

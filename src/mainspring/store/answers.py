@@ -1,14 +1,13 @@
 """First answers, kept for who asks again: under idempotency keys, and in the effect log."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
 from mainspring.postgres.named_sql import Queryable
 
 SQL = queries.load("answers")
@@ -18,8 +17,7 @@ BeforeCommit = Callable[[asyncpg.Connection, T], Awaitable[None]]
 """The last step of a transaction that made something: keep the answer of who asked for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredAnswer(NamedTuple):
     """What the first caller under an idempotency key was told."""
 
     body_hash: bytes
@@ -28,8 +26,7 @@ class StoredAnswer:
     headers: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """The right to serve the first request under a key; `token` tells it from a later one."""
 
     tenant_id: int
@@ -37,8 +34,7 @@ class Turn:
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEffect:
+class StoredEffect(NamedTuple):
     """Something that was done once, and what came of it. `first`: it was told just now."""
 
     answer: bytes
@@ -46,11 +42,8 @@ class StoredEffect:
     first: bool = True
 
 
-class AnswerStore:
+class AnswerStore(Store):
     """What was answered under idempotency keys."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
         """Return what the first caller under this key was told; status 0 while it is being
@@ -96,11 +89,8 @@ async def _keep(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> 
     )  # fmt: skip
 
 
-class EffectStore:
+class EffectStore(Store):
     """The effect log of every tenant."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
         """Note an effect. Of all that note the same one, exactly one is the first."""
@@ -114,4 +104,4 @@ class EffectStore:
                 self._database, StoredEffect, tenant_id=tenant_id, key=key
             )
             if earlier is not None:  # else it expired between the two: then we may be the first
-                return replace(earlier, first=False)
+                return earlier._replace(first=False)

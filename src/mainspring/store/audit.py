@@ -1,9 +1,8 @@
 """The audit log: who changed what, and when. Entries are written with the change they describe."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -20,8 +19,7 @@ INSTALLATION = 0
 END_OF_IDS = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAuditEntry:
+class StoredAuditEntry(NamedTuple):
     """One change."""
 
     id: int
@@ -33,8 +31,7 @@ class StoredAuditEntry:
     detail: dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class AuditFilter:
+class AuditFilter(NamedTuple):
     """Which entries are wanted; None means all, for the tenant too: then an operator asks."""
 
     tenant_id: int | None

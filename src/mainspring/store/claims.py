@@ -18,7 +18,15 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse, transaction
 from mainspring.postgres.rows import read_rows
 from mainspring.store.outcomes import OutcomeStore
-from mainspring.store.task_refs import Seen, TaskRef, WorkerPick, columns, owner_of, seen_in
+from mainspring.store.task_refs import (
+    Seen,
+    TaskRef,
+    WorkerPick,
+    columns,
+    node_of,
+    owner_of,
+    seen_in,
+)
 
 SQL = queries.load("claims")
 
@@ -126,8 +134,7 @@ class EngineStore(OutcomeStore):
         ordered = sorted(picks)
         rows = await SQL["claim"].fetch(
             self._database,
-            node_id=ownership.node_id,
-            epoch=ownership.epoch,
+            **node_of(ownership),
             lease=lease,
             worker=worker,
             **columns(ordered, "revs"),

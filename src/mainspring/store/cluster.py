@@ -1,7 +1,6 @@
 """Nodes and partitions: which are alive, which own what, and how that changes."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -11,13 +10,13 @@ import asyncpg
 from mainspring import timezones
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
+from mainspring.store.task_refs import node_of
 
 SQL = queries.load("cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A node as the others see it; `silent` is the time since its last heartbeat."""
 
     id: UUID
@@ -27,8 +26,7 @@ class Member:
     silent: float
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(NamedTuple):
     """A node as operators see it: also one that is dead or has left."""
 
     id: UUID
@@ -42,8 +40,7 @@ class NodeRecord:
     owned: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(NamedTuple):
     """Who owns a partition; None for a moment, while it changes owners."""
 
     partition: int
@@ -51,8 +48,7 @@ class PartitionRecord:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleHealth:
+class ScheduleHealth(NamedTuple):
     """Schedules of the whole installation that stand undecided, since when, and those whose next
     time came from another tz database; both are counted up to ten thousand."""
 
@@ -78,13 +74,10 @@ class Fenced(NamedTuple):
     epoch: int
 
 
-class Topology:
+class Topology(Store):
     """The whole cluster, to look at."""
 
     _MOST_NODES = 1000
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def nodes(self) -> list[NodeRecord]:
         return await SQL["nodes"].rows(self._database, NodeRecord, limit=self._MOST_NODES)
@@ -159,8 +152,7 @@ class ClusterStore:
         return await SQL["hand_over"].value_or_none(
             self._connection,
             int,
-            node_id=ownership.node_id,
-            epoch=ownership.epoch,
+            **node_of(ownership),
             partitions=list(gifts.keys()),
             heirs=list(gifts.values()),
             state="left" if leaving else "active",

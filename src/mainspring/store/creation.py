@@ -1,7 +1,6 @@
 """New tasks on their way into the database, and those that are leased as they get there."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -37,8 +36,7 @@ class NewTask(NamedTuple):
     nominal: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Keyed:
+class Keyed(NamedTuple):
     """An idempotency key and the answer to remember under it, for `ttl` seconds."""
 
     key: str

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -53,8 +53,7 @@ class LetterFilter:
         return {"unresolved": self.resolved is not True, "resolved": self.resolved is not False}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLetter:
+class StoredLetter(NamedTuple):
     """A dead letter as it was found."""
 
     task: StoredTask
@@ -78,8 +77,7 @@ class LetterGroup:
     example_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """The result of a replay: `task` is the new task, unless the letter had one before."""
 
     task_id: UUID
@@ -87,16 +85,14 @@ class Replay:
     partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(NamedTuple):
     """Ids that match, oldest first, and where to go on (None at the end)."""
 
     ids: list[UUID]
     next_after: UUID | None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
+class Outcomes(NamedTuple):
     """How replayed tasks ended so far."""
 
     failed: int
@@ -202,7 +198,13 @@ class DeadLetterStore:
         locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
         replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
         fresh = [row["id"] for row in locked if row["id"] not in replays]
-        return replays | await self._replay_locked(connection, tenant_id, fresh, make, actor)
+        if not fresh:
+            return replays
+        rows = await SQL["read_letters"].fetch(
+            connection, tenant_id=tenant_id, ids=fresh, payloads=True
+        )
+        made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
+        return replays | await self._create(connection, tenant_id, made, actor)
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """Count how these tasks ended; one that failed and will be retried counts as failed."""
@@ -226,20 +228,14 @@ class DeadLetterStore:
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
         return gone
 
-    async def _replay_locked(
+    async def _create(
         self,
         connection: asyncpg.Connection,
         tenant_id: int,
-        ids: Sequence[UUID],
-        make: Callable[[StoredLetter], NewTask],
+        made: Mapping[UUID, NewTask],
         actor: str,
     ) -> dict[UUID, Replay]:
-        if not ids:
-            return {}
-        rows = await SQL["read_letters"].fetch(
-            connection, tenant_id=tenant_id, ids=ids, payloads=True
-        )
-        made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
+        """Insert the new tasks of letters that are locked."""
         tasks = list(made.values())
         created = await TASKS["create_tasks"].fetch(
             connection, **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
@@ -283,6 +279,6 @@ async def note_left_out(
 def _letter(row: asyncpg.Record) -> StoredLetter:
     return StoredLetter(
         task=read_row(StoredTask, row), reason=row["reason"], fingerprint=row["fingerprint"],
-        attempts=row["tries"], resolution=row["resolution"], resolved_at=row["resolved_at"],
+        attempts=row["executions"], resolution=row["resolution"], resolved_at=row["resolved_at"],
         replayed_as=row["replayed_as"],
     )  # fmt: skip

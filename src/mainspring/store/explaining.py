@@ -1,6 +1,6 @@
 """What decides about a task's start, as the database tells it: for `explain`."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.rows import TaskRow
@@ -13,8 +13,7 @@ SQL = queries.load("explaining")
 _SCAN = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(NamedTuple):
     """What a blocked step waits for: steps before it, or its own items."""
 
     open: int
@@ -24,8 +23,7 @@ class Dependency:
     open_steps: list[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingTask:
+class WaitingTask(NamedTuple):
     """An unfinished task, with the share of its tenant's limit that its partition has."""
 
     row: TaskRow
@@ -34,8 +32,7 @@ class WaitingTask:
     dependency: Dependency | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBeside:
+class RunningBeside(NamedTuple):
     """What runs in a task's partition of its own tenant, and under its own key."""
 
     running: int

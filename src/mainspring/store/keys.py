@@ -2,9 +2,9 @@
 
 import hmac
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from typing import NamedTuple
 
 import asyncpg
 
@@ -12,7 +12,7 @@ from mainspring.domain.apikey import KeyText
 from mainspring.domain.tenant import ApiKey, TenantLimits
 from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Store, transaction
 from mainspring.postgres.named_sql import Queryable
 from mainspring.postgres.rows import read_row
 from mainspring.store.answers import BeforeCommit
@@ -27,8 +27,7 @@ def hash_secret(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class NewKey:
+class NewKey(NamedTuple):
     """A key to store: everything but the secret, which only its hash represents."""
 
     id: str
@@ -40,11 +39,8 @@ class NewKey:
     prefix: str | None = None
 
 
-class KeyStore:
+class KeyStore(Store):
     """Keys as authentication uses them, and limits of tenants."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def find(self, secret: str) -> ApiKey | None:
         """Return whose key this is; None when it is unknown, expired or revoked."""
@@ -104,8 +100,7 @@ MOST_LIVE_KEYS = 1000
 """Of one tenant: a program that makes keys in a loop is stopped here."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(NamedTuple):
     """A key as it may be shown: everything but the secret, which is not stored."""
 
     seq: int
@@ -120,8 +115,7 @@ class StoredKey:
     revoked_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(NamedTuple):
     """When a key ends: at a time, after so many seconds, or (neither) when it is revoked."""
 
     at: datetime | None = None
@@ -131,11 +125,8 @@ class Expiry:
 NEVER = Expiry()
 
 
-class KeyRing:
+class KeyRing(Store):
     """Keys as a tenant looks after them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def create(

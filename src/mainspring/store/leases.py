@@ -11,10 +11,10 @@ from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
 from mainspring.domain.placement import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse, transaction
+from mainspring.postgres.database import Store, sparse, transaction
 from mainspring.store.claims import NO_WAITS, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
-from mainspring.store.task_refs import WorkerPick, columns
+from mainspring.store.task_refs import WorkerPick, columns, node_of
 
 SQL = queries.load("leases")
 
@@ -72,11 +72,8 @@ class Judged(NamedTuple):
     known: bool
 
 
-class LeaseStore:
+class LeaseStore(Store):
     """Every call is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def claim_for(
         self, ownership: Ownership, picks: Iterable[WorkerPick], *, lease: float
@@ -85,8 +82,7 @@ class LeaseStore:
         ordered = sorted(picks)
         rows = await SQL["claim_for_workers"].fetch(
             self._database,
-            node_id=ownership.node_id,
-            epoch=ownership.epoch,
+            **node_of(ownership),
             lease=lease,
             **_columns(ordered),
             waited=sparse([pick.waited for pick in ordered]),
@@ -131,31 +127,36 @@ class LeaseStore:
             alone=[beat.alone for beat in ordered],
         )
 
-    async def leased(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[LeasedTask]:
+    async def leased(
+        self, tenant_id: int, executions: Sequence[tuple[UUID, int]]
+    ) -> list[LeasedTask]:
         """Return tasks that another node leased, as its claim returned them."""
-        return _leased(
-            await SQL["leased_tasks"].fetch(self._database, tenant_id=tenant_id, **_keys(tries))
+        rows = await SQL["leased_tasks"].fetch(
+            self._database, tenant_id=tenant_id, **_keys(executions)
         )
+        return _leased(rows)
 
-    async def held(self, tenant_id: int, tries: Sequence[tuple[UUID, int]]) -> list[HeldExecution]:
+    async def held(
+        self, tenant_id: int, executions: Sequence[tuple[UUID, int]]
+    ) -> list[HeldExecution]:
         """Return those of these executions that are current; without payloads."""
         rows = await SQL["held_by_workers"].fetch(
-            self._database, tenant_id=tenant_id, **_keys(tries)
+            self._database, tenant_id=tenant_id, **_keys(executions)
         )
         asked = (row["cancel_requested"] for row in rows)
         return list(map(HeldExecution, executions_of(rows), asked))
 
     async def judge(
-        self, tenant_id: int, tries: Sequence[tuple[UUID, int, Outcome]]
+        self, tenant_id: int, executions: Sequence[tuple[UUID, int, Outcome]]
     ) -> list[Judged]:
         """Return why reports of these executions, with these outcomes, changed nothing."""
         return await SQL["judge_reports"].rows(
             self._database,
             Judged,
             tenant_id=tenant_id,
-            ids=[task_id for task_id, _, _ in tries],
-            fences=[fence for _, fence, _ in tries],
-            outcomes=[outcome.value for _, _, outcome in tries],
+            ids=[task_id for task_id, _, _ in executions],
+            fences=[fence for _, fence, _ in executions],
+            outcomes=[outcome.value for _, _, outcome in executions],
         )
 
 
@@ -178,9 +179,7 @@ def _keys(executions: Sequence[tuple[UUID, int]]) -> dict[str, object]:
 def _columns(picks: Sequence[WorkerPick]) -> dict[str, object]:
     """Picks, turned on their side."""
     return {
-        "tenant_ids": [p.tenant_id for p in picks],
-        "ids": [p.id for p in picks],
-        "revs": [p.rev for p in picks],
+        **columns([p.ref for p in picks], "revs"),
         "workers": [p.worker for p in picks],
         "incarnations": [p.incarnation for p in picks],
     }

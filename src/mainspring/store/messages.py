@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
 
 SQL = queries.load("messages")
 
 
-class MessageStore:
+class MessageStore(Store):
     """A mailbox per node."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
         """Leave messages for nodes, and give each a hint to look."""

@@ -3,22 +3,20 @@
 from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
+from mainspring.domain.execution import Report
 from mainspring.domain.lateness import EndedWaiting
 from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse
+from mainspring.postgres.database import Store, sparse
 from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
 
 SQL = queries.load("outcomes")
 
 
-class OutcomeStore:
+class OutcomeStore(Store):
     """Every call is one statement, and so one transaction and one round trip."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def expire_leases(
         self,
@@ -66,16 +64,8 @@ class OutcomeStore:
             self._database,
             TaskRow,
             **owner_of(ownership),
-            tenant_ids=[r.execution.tenant_id for r in reports],
-            ids=[r.execution.id for r in reports],
-            fences=[r.execution.fence for r in reports],
-            outcomes=[r.outcome for r in reports],
-            started=[r.started for r in reports],
-            finished=[r.finished for r in reports],
-            errors=[r.error for r in reports],
+            **_report_columns(reports),
             delays=[r.delay for r in ordered],
-            status_codes=sparse([r.status_code for r in reports]),
-            responses=sparse([r.response for r in reports]),
             run_ids=sparse([r.execution.workflow_run_id for r in reports]),
             own_lateness=[r.own_lateness or {} for r in ordered],
             earlier=sparse([r.earlier.stored() if r.earlier else None for r in ordered]),
@@ -88,25 +78,32 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
     reports = [f.report for f in ordered]
     return {
         **owner_of(ownership),
-        "tenant_ids": [r.execution.tenant_id for r in reports],
-        "ids": [r.execution.id for r in reports],
-        "fences": [r.execution.fence for r in reports],
+        **_report_columns(reports),
         "states": [f.state for f in ordered],
-        "outcomes": [r.outcome for r in reports],
-        "started": [r.started for r in reports],
-        "finished": [r.finished for r in reports],
         "results": sparse([r.result for r in reports]),
-        "errors": sparse([r.error for r in reports]),
         "dead_because": sparse([f.dead_because for f in ordered]),
         "sla_met": [f.sla_met for f in ordered],
         "blamed": sparse([f.blame for f in ordered]),
         "lateness": sparse([f.lateness for f in ordered]),
-        "status_codes": sparse([r.status_code for r in reports]),
-        "responses": sparse([r.response for r in reports]),
         # Of the execution, where that of its task is another one.
         "own_lateness": sparse(
             [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
         ),
+    }
+
+
+def _report_columns(reports: Sequence[Report]) -> dict[str, object]:
+    """Reports, turned on their side."""
+    return {
+        "tenant_ids": [r.execution.tenant_id for r in reports],
+        "ids": [r.execution.id for r in reports],
+        "fences": [r.execution.fence for r in reports],
+        "outcomes": [r.outcome for r in reports],
+        "started": [r.started for r in reports],
+        "finished": [r.finished for r in reports],
+        "errors": sparse([r.error for r in reports]),
+        "status_codes": sparse([r.status_code for r in reports]),
+        "responses": sparse([r.response for r in reports]),
     }
 
 

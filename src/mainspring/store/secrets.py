@@ -1,8 +1,8 @@
 """Webhook secrets and settings in the store: sealed on the way in, opened for the sender alone."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -29,8 +29,7 @@ _decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSecret:
+class StoredSecret(NamedTuple):
     """A signing secret without the secret."""
 
     id: UUID
@@ -41,8 +40,7 @@ class StoredSecret:
     expires_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class NewSecret:
+class NewSecret(NamedTuple):
     """A signing secret to be stored."""
 
     id: UUID
@@ -55,8 +53,7 @@ Successor = tuple[StoredSecret, StoredSecret]
 """A new secret, and the one it follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class EgressSettings:
+class EgressSettings(NamedTuple):
     """A tenant's own rules and TLS identity; the client key goes in and never comes out."""
 
     allow: list[str]

@@ -67,8 +67,9 @@ def seen_in(rows: Sequence[asyncpg.Record]) -> Seen:
 
 def owner_of(ownership: Ownership) -> dict[str, object]:
     """Return what statements know an owner by."""
-    return {
-        "node_id": ownership.node_id,
-        "epoch": ownership.epoch,
-        "partitions": list(ownership.partitions),
-    }
+    return {**node_of(ownership), "partitions": list(ownership.partitions)}
+
+
+def node_of(ownership: Ownership) -> dict[str, object]:
+    """Return what statements know an owner by that name its partitions, or need none."""
+    return {"node_id": ownership.node_id, "epoch": ownership.epoch}

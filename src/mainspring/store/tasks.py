@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -106,8 +106,7 @@ class LockedTask(_TaskColumns):
     """Whether it is a step that waits for its own items, and no longer for its turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExecution:
+class StoredExecution(NamedTuple):
     """One finished execution."""
 
     attempt: int
@@ -240,15 +239,10 @@ class TaskStore:
         return RowPage(tasks, rows[0]["edge"])
 
     async def executions(
-        self, tenant_id: int, task_id: UUID, *, outcome: str | None, limit: int = 1000
+        self, tenant_id: int, task_id: UUID, *, outcome: str | None
     ) -> Sequence[StoredExecution]:
         return await SQL["list_executions"].rows(
-            self._database,
-            StoredExecution,
-            tenant_id=tenant_id,
-            task_id=task_id,
-            outcome=outcome,
-            limit=limit,
+            self._database, StoredExecution, tenant_id=tenant_id, task_id=task_id, outcome=outcome
         )
 
     async def running(self, tenant_id: int, task_id: UUID) -> Execution | None:

@@ -1,9 +1,9 @@
 """Tenants, as operators see them: made, listed, limited, and deleted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import datetime
-from typing import Self
+from typing import NamedTuple, Self
 
 import asyncpg
 
@@ -23,8 +23,7 @@ SQL = queries.load("tenants")
 END_OF_TENANTS = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTenant:
+class StoredTenant(NamedTuple):
     """A tenant and what it may use."""
 
     id: int
@@ -39,8 +38,7 @@ class StoredTenant:
         return TenantLimits(self.weight, self.max_running, self.spread)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a tenant may use and what it uses now."""
 
     weight: int
@@ -114,7 +112,7 @@ class TenantStore:
             await write_entry(
                 connection, tenant_id, actor, "tenant.changed", str(tenant_id), **values
             )
-        return replace(tenant, **asdict(limits))
+        return tenant._replace(**asdict(limits))
 
     @transaction
     async def delete(
@@ -161,8 +159,7 @@ class TenantStore:
         return gone
 
 
-@dataclass(frozen=True, slots=True)
-class Administration:
+class Administration(NamedTuple):
     """What admins of tenants and operators ask the store for."""
 
     key_ring: KeyRing

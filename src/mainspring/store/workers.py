@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, sparse
+from mainspring.postgres.database import Store, sparse
 
 SQL = queries.load("workers")
 
@@ -61,7 +61,7 @@ class NewLogLine(NamedTuple):
     message: str
 
 
-class StoredLine(NamedTuple):
+class LogLine(NamedTuple):
     """The same, as it is read."""
 
     seq: int
@@ -71,11 +71,8 @@ class StoredLine(NamedTuple):
     message: str
 
 
-class WorkerStore:
+class WorkerStore(Store):
     """Every call is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def register(
         self,
@@ -168,15 +165,10 @@ class WorkerStore:
 
     async def logs(
         self, tenant_id: int, task_id: UUID, *, after: int, limit: int
-    ) -> Sequence[StoredLine]:
+    ) -> Sequence[LogLine]:
         """Return the lines of a task, in the order in which they came."""
         return await SQL["list_logs"].rows(
-            self._database,
-            StoredLine,
-            tenant_id=tenant_id,
-            task_id=task_id,
-            after=after,
-            limit=limit,
+            self._database, LogLine, tenant_id=tenant_id, task_id=task_id, after=after, limit=limit
         )
 
 

@@ -4,7 +4,7 @@ The outcome, the counters of the steps that wait for it, and what they become ar
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -37,8 +37,7 @@ from mainspring.workflows.results import MOST_RESULT, ended_of
 _MOST_INTRICATE = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class StepsFinished:
+class StepsFinished(NamedTuple):
     """Which outcomes were accepted, and what followed from them."""
 
     accepted: set[UUID]

@@ -4,7 +4,7 @@ Every change locks the run's row first, then what it touches of its steps and th
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 from uuid import UUID
@@ -98,23 +98,15 @@ def changes_run(
     return transaction(run)
 
 
+@dataclass(eq=False)
 class WorkflowRunService:
     """Runs of every tenant, and what callers do to them."""
 
-    def __init__(
-        self,
-        database: Database,
-        steps: Steps,
-        definitions: Definitions,
-        ids: TaskIds,
-        *,
-        scan: int = 1000,
-    ) -> None:
-        self._database = database
-        self._steps = steps
-        self._definitions = definitions
-        self._ids = ids
-        self._scan = scan
+    _database: Database
+    _steps: Steps
+    _definitions: Definitions
+    _ids: TaskIds
+    _scan: int = 1000
 
     # Reading ----------------------------------------------------------------------------------
 

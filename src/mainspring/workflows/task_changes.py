@@ -4,7 +4,7 @@ A step of a run is changed with its run locked, which moves on with it.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 from uuid import UUID
 
@@ -20,12 +20,12 @@ from mainspring.workflows.advancing import Steps
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class TaskChangeService:
     """Changes of the tasks of every tenant."""
 
-    def __init__(self, database: Database, steps: Steps) -> None:
-        self._database = database
-        self._steps = steps
+    _database: Database
+    _steps: Steps
 
     @transaction
     async def change(

@@ -1,6 +1,6 @@
 """Why a task is not running, or where the seconds of its lateness went."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.responses import Response
 
@@ -35,12 +35,11 @@ class TaskExplanation:
         return json_response(_unfinished(waiting, told, around))
 
     async def _around(self, waiting: WaitingTask) -> Situation:
-        around = replace(self.node.explain(waiting.row), waits_for=_waits_for(waiting.dependency))
+        around = self.node.explain(waiting.row)._replace(waits_for=_waits_for(waiting.dependency))
         if around.owned:
             return around
         beside = await self.store.running_beside(waiting.row)
-        return replace(
-            around,
+        return around._replace(
             tenant_running=beside.running,
             tenant_limit=waiting.tenant_limit,
             key_running=beside.under_key,

@@ -7,6 +7,7 @@ batches have a queue of their own, so that a single create never waits behind on
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -48,17 +49,19 @@ class _PendingCreation(NamedTuple):
     done: "asyncio.Future[bool]"
 
 
+@dataclass(eq=False)
 class Ingest:
     """Inserts all tasks that the API creates."""
 
-    def __init__(
-        self, tasks: TaskStore, node: NodePort, clock: Clock, metrics: Metrics, near: float
-    ) -> None:
-        self._tasks = tasks
-        self._node = node
-        self._clock = clock
-        self._metrics = metrics
-        self._near = near
+    _tasks: TaskStore
+    _node: NodePort
+    _clock: Clock
+    _metrics: Metrics
+    _near: float
+    _small: "_InsertQueue" = field(init=False)
+    _big: "_InsertQueue" = field(init=False)
+
+    def __post_init__(self) -> None:
         self._small = _InsertQueue(self._flush)
         self._big = _InsertQueue(self._flush)
 

@@ -7,7 +7,7 @@ fate share one line of the ledger.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
 from mainspring.domain.schedule.policies import Decision
@@ -17,8 +17,7 @@ _LEAST_TOLERANCE = 1.0
 _MOST_TOLERANCE = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(NamedTuple):
     """One line of the ledger: these occurrences, this decision."""
 
     span: Span
@@ -26,8 +25,7 @@ class Ruling:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BacklogDecision:
+class BacklogDecision(NamedTuple):
     """All rulings on a backlog, in order, and how many unfinished tasks are to be cancelled."""
 
     rulings: tuple[Ruling, ...]

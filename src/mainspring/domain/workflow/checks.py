@@ -4,8 +4,9 @@ The steps are in the order in which they were written; problems point to them by
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from mainspring.domain.workflow.definition import MOST_NEEDS, MOST_STEPS, Step
 from mainspring.errors import Problem
@@ -14,11 +15,10 @@ _MOST_CYCLES = 10
 _MOST_NAMED = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """That a step speaks of another one, and where."""
+class Use(NamedTuple):
+    """That a step, known by its number, speaks of another one, and where."""
 
-    index: int
+    number: int
     pointer: str
     step: str
 
@@ -147,18 +147,18 @@ def _bad_uses(
     distant: list[Use] = []
     needs: dict[int, frozenset[str]] = {}
     for use in uses:
-        if use.index not in needs:
-            needs[use.index] = frozenset(steps[use.index].needs)
+        if use.number not in needs:
+            needs[use.number] = frozenset(steps[use.number].needs)
         if use.step not in graph:
             yield Problem(use.pointer, f"speaks of the step {use.step[:100]!r}, which is not there")
-        elif use.step not in needs[use.index]:
+        elif use.step not in needs[use.number]:
             distant.append(use)
     if not distant or not acyclic:
         return
     upstream = _upstream(graph)
     places = {name: place for place, name in enumerate(graph)}
     for use in distant:
-        name = steps[use.index].id
+        name = steps[use.number].id
         if not upstream[name] >> places[use.step] & 1:
             yield Problem(
                 use.pointer,

@@ -1,7 +1,7 @@
 """A workflow: a named, versioned graph of steps, each of which becomes a task when its turn comes.
 
 A definition that got here is checked: its graph has no cycle, every need is a step of it, and what
-its templates and conditions speak of lies upstream. `workflow_checks` sees to that.
+its templates and conditions speak of lies upstream. `checks` sees to that.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ FEW = 64
 class TaskTemplate:
     """The task a step becomes: compiled once, and in the form in which it is stored.
 
-    With `dynamic` some of its texts hold templates, and `workflow_rules.render` makes another one
+    With `dynamic` some of its texts hold templates, and `rules.render` makes another one
     of it that holds none.
     """
 

@@ -4,7 +4,7 @@ With `states` each step shows where it is in a run; without them the graph is th
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflow.definition import Step, When, WorkflowDefinition
@@ -24,8 +24,7 @@ _COLOURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GraphNode:
+class GraphNode(NamedTuple):
     """A step in the graph."""
 
     id: str
@@ -35,8 +34,7 @@ class GraphNode:
     state: TaskState | None
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """That one step comes after another, and on which terms."""
 
     source: str

@@ -6,8 +6,8 @@ stands for two braces that mean nothing.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 ROOTS = ("input", "steps", "item", "index")
 STEP_PARTS = ("result", "state", "error")
@@ -22,8 +22,7 @@ class BadReference(ValueError):
     """A text has braces that are no reference; says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A path from a root."""
 
     text: str

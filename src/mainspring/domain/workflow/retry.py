@@ -2,7 +2,6 @@
 need not be repeated. Pure functions of the definition and of where the steps are."""
 
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainspring.domain.workflow.definition import Step, WorkflowDefinition
@@ -12,8 +11,7 @@ FAIL_FAST = "fail-fast"
 """The error of a step that was skipped because the run failed fast."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepProgress:
+class StepProgress(NamedTuple):
     """How far a step has come."""
 
     state: str

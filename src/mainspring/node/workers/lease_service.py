@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -27,8 +27,8 @@ from mainspring.node.state import NodeState
 from mainspring.node.workers.mailbox import ExecutionKey, Kind, Mailbox, SlotGrant
 from mainspring.node.workers.registry import WorkerRegistry, superseded
 from mainspring.node.workers.remote_workers import RemoteWorkers
-from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport, WorkerReports
-from mainspring.store.leases import HeldHeartbeat, LeasedTask, LeaseStore
+from mainspring.node.workers.reports import WorkerReports
+from mainspring.store.leases import LeasedTask, LeaseStore
 from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import WorkerStore
 
@@ -39,8 +39,7 @@ _SHORTEST_WAIT = 0.1
 """What is there already must be claimed, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
+class LeaseRequest(NamedTuple):
     """What a worker asks for."""
 
     holder: WorkerSession
@@ -91,6 +90,8 @@ class LeaseService:
             state, workers, self._began, there_for(state.config.worker_lease)
         )
         self._reports = WorkerReports(state, store, recorder, self._registry)
+        # What workers say of executions they run does not concern those that wait.
+        self.beat, self.report = self._reports.beat, self._reports.report
         self._remote = RemoteWorkers(state, post, self)
         self._background_tasks = BackgroundTasks(of="lease")
         self._waiting: dict[Poll, _OpenPoll] = {}
@@ -357,19 +358,6 @@ class LeaseService:
         former = self._state.engine.running.of_former_sessions(current)
         if former:
             self._background_tasks.start(self._expire_leases(former))
-
-    # What workers say ------------------------------------------------------------------------
-
-    async def beat(
-        self,
-        holder: WorkerSession,
-        beats: Sequence[HeldHeartbeat],
-        about: Mapping[str, object] | None = None,
-    ) -> list[HeartbeatAnswer]:
-        return await self._reports.beat(holder, beats, about)
-
-    async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        return await self._reports.report(tenant_id, said)
 
     # The node's way in -----------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ than it asked for, and no task waits because its worker asks elsewhere.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
@@ -70,8 +69,7 @@ class LocalWorkers(Protocol):
     def interrupt_local_polls(self, holders: Collection[WorkerSession]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Reserved:
+class _Reserved(NamedTuple):
     poll: Poll
     slots: int
     node: UUID

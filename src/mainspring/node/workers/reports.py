@@ -6,7 +6,7 @@ the database for others.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -44,8 +44,7 @@ class WorkerReport(NamedTuple):
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
+class HeartbeatAnswer(NamedTuple):
     """The answer to a heartbeat about one execution."""
 
     id: UUID
@@ -62,18 +61,17 @@ class _KnownLease(NamedTuple):
     """When, by the steady clock."""
 
 
+@dataclass(eq=False)
 class WorkerReports:
     """Extends leases and records outcomes on behalf of workers."""
 
-    def __init__(
-        self, state: NodeState, store: LeaseStore, recorder: Recorder, registry: WorkerRegistry
-    ) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._recorder = recorder
-        self._registry = registry
-        self._remembered: OrderedDict[tuple[UUID, int], _KnownLease] = OrderedDict()
+    _state: NodeState
+    _store: LeaseStore
+    _recorder: Recorder
+    _registry: WorkerRegistry
+    _remembered: OrderedDict[tuple[UUID, int], _KnownLease] = field(
+        default_factory=OrderedDict, init=False
+    )
 
     def remember(self, execution: Execution, holder: WorkerSession) -> None:
         """Remember a task that was leased here."""
@@ -101,7 +99,7 @@ class WorkerReports:
         for offer in self._registry.heard(holder, about):
             self._state.engine.workers.touch(holder.tenant_id, offer, self._state.clock.now())
         kept = await self._store.extend_for(
-            *holder, beats, lease=_LONGER * self._config.worker_lease, grace=_TIMEOUT_GRACE
+            *holder, beats, lease=_LONGER * self._state.config.worker_lease, grace=_TIMEOUT_GRACE
         )
         crash.reach("lease.extended")
         fences = {beat.id: beat.fence for beat in beats}

@@ -80,7 +80,7 @@ SELECT id, coalesce(created_at, time_of(id)) AS created_at, coalesce(run_at, die
     false AS cancel_requested, sla_met, 'failed' AS state, queue, concurrency_key, name, blame, labels,
     final_error AS error, lateness, spec,
     CASE WHEN :payloads::boolean THEN payload ELSE ''::bytea END AS payload, result, replay_of, schedule_id,
-    nominal_at, workflow_run_id, step, NULL::bytea AS progress, reason, fingerprint, attempts AS tries,
+    nominal_at, workflow_run_id, step, NULL::bytea AS progress, reason, fingerprint, attempts AS executions,
     resolution, resolved_at, replayed_as
 FROM dead_letters WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[])
 ORDER BY id DESC;

@@ -20,23 +20,14 @@ WITH gone AS (
 )
 SELECT count(*) AS gone FROM gone;
 
--- name: forget_expired_keys
--- The time is asked for again: a row that was renewed meanwhile must not go with its old place. Only
--- now() can be answered by the index; clock_timestamp() keeps the planner to the places found.
+-- name: forget_expired
+-- Rows of idempotency_keys or effects. The time is asked for again: a row that was renewed meanwhile must
+-- not go with its old place. Only now() can be answered by the index; clock_timestamp() keeps the planner
+-- to the places found.
 WITH gone AS (
-    DELETE FROM idempotency_keys
+    DELETE FROM {expiring}
     WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
-        SELECT ctid FROM idempotency_keys WHERE expires_at < now() LIMIT :limit))
-    RETURNING 1
-)
-SELECT count(*) AS gone FROM gone;
-
--- name: forget_expired_effects
--- Like forget_expired_keys.
-WITH gone AS (
-    DELETE FROM effects
-    WHERE expires_at < clock_timestamp() AND ctid = ANY (ARRAY(
-        SELECT ctid FROM effects WHERE expires_at < now() LIMIT :limit))
+        SELECT ctid FROM {expiring} WHERE expires_at < now() LIMIT :limit))
     RETURNING 1
 )
 SELECT count(*) AS gone FROM gone;

@@ -1,5 +1,13 @@
 -- Tasks that workers hold. The owner claims for them; any node extends, records and reads.
 
+-- name: {leased}
+t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
+    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
+    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
+    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
+    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
+    t.losses + t.unproven_losses > 0 AS suspect
+
 -- name: claim_for_workers
 -- Lease due tasks to workers that wait. Not to an incarnation that was replaced meanwhile. All leases
 -- of a statement begin at one moment: who tells of them, or reads of it, works out one time and not many.
@@ -34,12 +42,7 @@ RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
 -- name: claimed_for_workers
 -- After a claim whose answer was lost: which of these did the workers get that they were claimed for? See `claims.claimed_by`
 -- for the rev.
-SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
-    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
-    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
-    t.losses + t.unproven_losses > 0 AS suspect
+SELECT {leased}
 FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :workers::text[], :incarnations::text[])
     AS p (tenant_id, id, rev, worker, incarnation)
 JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
@@ -85,12 +88,7 @@ WHERE t.state = 'running' AND t.incarnation IS NOT NULL;
 
 -- name: leased_tasks
 -- What another node claimed for a worker of ours.
-SELECT t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
-    extract(epoch FROM t.due_at)::float8 AS due, extract(epoch FROM t.picked_at)::float8 AS picked,
-    extract(epoch FROM t.lease_until)::float8 AS lease_end, t.spec, t.payload,
-    extract(epoch FROM t.run_at)::float8 AS run, t.workflow_run_id, t.step, t.waited, t.earlier,
-    t.capability, t.name, t.queue, t.labels, t.schedule_id, t.nominal_at,
-    t.losses + t.unproven_losses > 0 AS suspect
+SELECT {leased}
 FROM unnest(:ids::uuid[], :fences::integer[]) AS held (id, fence)
 JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = held.id AND t.fence = held.fence
 WHERE t.state = 'running' AND t.incarnation IS NOT NULL;

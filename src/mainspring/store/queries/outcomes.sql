@@ -2,6 +2,11 @@
 -- arrays (sorted by tenant and id), and touches only the execution that the fence names. A wake row tells
 -- the owner where that is not (or no longer) the node that records.
 
+-- name: {scheduled_row}
+tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
+
 -- name: finish
 -- The last execution of each task: out of the hot table, into history, with its execution; a task that
 -- failed also becomes a dead letter. A step that was lost ends here, too: the execution is told of as by
@@ -39,7 +44,7 @@ WITH node AS MATERIALIZED (
         final_state, queue, capability, concurrency_key, name, blame, labels, final_error, lateness,
         spec, payload, result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done
-), tries AS (
+), recorded AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, error, status_code, response, lateness)
     SELECT id, due_at, picked_at,
@@ -112,7 +117,7 @@ WITH node AS MATERIALIZED (
     FROM tried r
     WHERE t.tenant_id = r.tenant_id AND t.id = r.id
     RETURNING t.*
-), tries AS (
+), recorded AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, error, status_code, response, lateness)
     SELECT id, due_at, picked_at, CASE WHEN outcome <> 'released' THEN to_timestamp(started) END,
@@ -124,10 +129,7 @@ WITH node AS MATERIALIZED (
     SELECT partition, tenant_id, id FROM again
     WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
-SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
-FROM again;
+SELECT {scheduled_row} FROM again;
 
 -- name: expire_leases
 -- Leases that ended, or whose worker has restarted: nobody will report these executions any more. A
@@ -174,7 +176,7 @@ WITH runs AS MATERIALIZED (
       AND NOT (t.workflow_run_id IS NOT NULL
                AND (t.cancel_requested OR judged.poison))
     FOR UPDATE OF t
-), tries AS (
+), recorded AS (
     INSERT INTO executions (task_id, due_at, picked_at, finished_at, tenant_id, fence, attempt,
         outcome, worker, error, lateness)
     SELECT t.id, t.due_at, t.picked_at, clock_timestamp(), t.tenant_id, t.fence, t.attempts, 'lost',
@@ -235,10 +237,7 @@ WITH runs AS MATERIALIZED (
         schedule_id, nominal_at, started_at, sla_met, blame, lateness
     FROM ended d JOIN judged USING (tenant_id, id) WHERE final_state = 'failed'
 )
-SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested, worker, incarnation, waited
-FROM again
+SELECT {scheduled_row} FROM again
 UNION ALL
 SELECT tenant_id, id, NULL, partition, NULL, queue, capability, concurrency_key, concurrency_limit,
     priority, NULL, NULL, fence, NULL, cancel_requested, NULL, NULL, NULL

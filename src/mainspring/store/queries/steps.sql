@@ -1,6 +1,11 @@
 -- What becomes of the steps of runs. Whoever changes a step holds its run's row (`hold_runs`), so
 -- that all of these see, and leave behind, a run that is one whole.
 
+-- name: {scheduled_row}
+tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
+    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
+    fence, NULL::float8 AS lease_end, cancel_requested
+
 -- name: plan_anew
 -- Until the end of the transaction: a plan that was made while the tables were small would compare
 -- each of thousands of rows with each of thousands.
@@ -103,10 +108,7 @@ WITH node AS MATERIALIZED (
     SELECT partition, tenant_id, id FROM begun
     WHERE partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node)
 )
-SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested
-FROM begun;
+SELECT {scheduled_row} FROM begun;
 
 -- name: expand
 -- A step that becomes one task per item of its list: it waits for these now. Items that are there
@@ -176,10 +178,7 @@ WITH node AS MATERIALIZED (
     WHERE state = 'scheduled'
       AND (partition <> ALL (:partitions::smallint[]) OR NOT EXISTS (SELECT FROM node))
 )
-SELECT tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concurrency_limit,
-    priority, extract(epoch FROM due_at)::float8 AS due, extract(epoch FROM expires_at)::float8 AS expires,
-    fence, NULL::float8 AS lease_end, cancel_requested
-FROM made WHERE state = 'scheduled';
+SELECT {scheduled_row} FROM made WHERE state = 'scheduled';
 
 -- name: hold_tasks
 -- Lock tasks of steps, in order: what was being claimed or retried has been, and what is read from here
@@ -396,7 +395,7 @@ WITH node AS MATERIALIZED (
         'completed', queue, capability, concurrency_key, name, blame, labels, lateness, spec, payload,
         result, replay_of, schedule_id, nominal_at, workflow_run_id, step
     FROM done
-), tries AS (
+), recorded AS (
     INSERT INTO executions (task_id, due_at, picked_at, started_at, finished_at, tenant_id, fence,
         attempt, outcome, worker, status_code, response, lateness)
     SELECT id, due_at, picked_at, started_at, finished_at, tenant_id, fence, attempts, outcome, worker,

@@ -173,7 +173,7 @@ SELECT attempt, fence, worker, due_at, picked_at, started_at, finished_at, outco
 FROM executions e
 WHERE tenant_id = :tenant_id AND task_id = :task_id AND finished_at >= time_of(:task_id)
   AND (:outcome::text IS NULL OR outcome = :outcome)
-ORDER BY fence LIMIT :limit;
+ORDER BY fence LIMIT 1000;
 
 -- name: list_tasks
 -- A page, newest first, over unfinished (:unfinished) and finished (:finished) tasks. At most `:scan` rows are

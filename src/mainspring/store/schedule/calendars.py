@@ -1,20 +1,19 @@
 """Calendars: named lists of dates on which schedules that name them do not run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
+from typing import NamedTuple
 
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Store, transaction
 from mainspring.store.answers import BeforeCommit
 
 SQL = queries.load("calendars")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCalendar:
+class StoredCalendar(NamedTuple):
     """A calendar as it was found."""
 
     name: str
@@ -23,11 +22,8 @@ class StoredCalendar:
     updated_at: datetime
 
 
-class CalendarStore:
+class CalendarStore(Store):
     """Calendars of every tenant."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def create(

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Database, Store
 from mainspring.store.tenants import TenantStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention
 from mainspring.store.upkeep.planner import analyze_if_grown
@@ -25,6 +25,9 @@ from mainspring.store.upkeep.table_changes import SQL as TABLES
 from mainspring.store.workflow.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
+_FORGET_EXPIRED = [
+    SQL["forget_expired"].filled(expiring=table) for table in ("idempotency_keys", "effects")
+]
 
 PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
 """Tables that come in partitions of a day, and the column that says which. The ledger of
@@ -42,11 +45,11 @@ class OldTransaction(NamedTuple):
     application: str
 
 
-class HousekeepingStore:
+class HousekeepingStore(Store):
     """Every method may be called again and again, and by more than one node."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._tables = TableChanges(database)
         self.ledger = LedgerRetention(database)
 
@@ -130,8 +133,8 @@ class HousekeepingStore:
         many rows went."""
         return sum(
             [
-                await in_batches(partial(SQL[kind].value, self._database, int, limit=batch), batch)
-                for kind in ("forget_expired_keys", "forget_expired_effects", "forget_old_events")
+                await in_batches(partial(forget.value, self._database, int, limit=batch), batch)
+                for forget in (*_FORGET_EXPIRED, SQL["forget_old_events"])
             ]
         )
 

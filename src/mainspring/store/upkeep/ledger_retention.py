@@ -14,7 +14,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, Store, transaction
 from mainspring.postgres.named_sql import Queryable
 from mainspring.store.upkeep.table_changes import (
     BATCHES,
@@ -33,11 +33,11 @@ _LEDGER = "occurrences"
 _DEFAULT = "occurrences_default"
 
 
-class LedgerRetention:
+class LedgerRetention(Store):
     """Every method may be called again and again, and by more than one node."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._tables = TableChanges(database)
 
     async def make_partitions(

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import asyncpg
 
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Store, transaction
 from mainspring.postgres.named_sql import Statement
 
 SQL = queries.load("table_changes")
@@ -63,11 +63,8 @@ async def in_batches(step: Callable[[], Awaitable[int]], batch: int) -> int:
     return total
 
 
-class TableChanges:
+class TableChanges(Store):
     """Statements that change tables, none of which makes others wait for long."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def today(self) -> date:
         return await SQL["today"].value(self._database, date)

@@ -86,8 +86,7 @@ class StartingStep(NamedTuple):
     template: TaskTemplate | None
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run that is about to begin; times in seconds since the epoch."""
 
     tenant_id: int

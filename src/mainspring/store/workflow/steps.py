@@ -57,12 +57,7 @@ class StepTasks:
             steps=[s.step.id for s in ordered],
             due=[s.due for s in ordered],
             wide=[per_run[s.run.id] > FEW for s in ordered],
-            specs=sparse([t and t.spec.encode() for t in made]),
-            payloads=sparse([t and t.payload.encode() for t in made]),
-            capabilities=sparse([t and t.capability for t in made]),
-            concurrency_keys=sparse([t and t.concurrency_key for t in made]),
-            names=sparse([t and t.name for t in made]),
-            labels=sparse([t and t.labels for t in made]),
+            **_templates(made),
         )
         moved.rows += released
         await _analyze_if_grown(connection, len(released))
@@ -187,6 +182,18 @@ _NO_RUN: dict[str, object] = dict.fromkeys(
 )
 
 
+def _templates(made: Sequence[TaskTemplate | None]) -> dict[str, object]:
+    """What both new tasks and blocked ones take from their templates."""
+    return {
+        "specs": sparse([t and t.spec.encode() for t in made]),
+        "payloads": sparse([t and t.payload.encode() for t in made]),
+        "capabilities": sparse([t and t.capability for t in made]),
+        "concurrency_keys": sparse([t and t.concurrency_key for t in made]),
+        "names": sparse([t and t.name for t in made]),
+        "labels": sparse([t and t.labels for t in made]),
+    }
+
+
 def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dict[str, object]:
     made = [s.template for s in steps]
     return {
@@ -197,14 +204,9 @@ def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dic
         "labels_of_steps": [s.label for s in steps],
         "task_states": ["scheduled" if s.state == "released" else "blocked" for s in steps],
         "due": [s.due for s in steps],
-        "specs": [t.spec.encode() for t in made],
-        "payloads": [t.payload.encode() for t in made],
-        "capabilities": [t.capability for t in made],
+        **_templates(made),
         "queues": [t.queue for t in made],
         "priorities": [t.priority for t in made],
-        "names": sparse([t.name for t in made]),
-        "labels": sparse([t.labels for t in made]),
-        "concurrency_keys": sparse([t.concurrency_key for t in made]),
         "concurrency_limits": sparse([t.concurrency_limit for t in made]),
         "wide": sum(s.state == "released" for s in steps) > FEW,
     }

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.postgres import named_sql as queries
@@ -10,8 +11,7 @@ from mainspring.store.workflow.step_rows import Moved, NewRun
 SQL = queries.load("workflow_runs")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
+class StoredRun(NamedTuple):
     """A run as it was found."""
 
     id: UUID
@@ -59,8 +59,7 @@ def started_run(run: NewRun, moved: Moved) -> StoredRun:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredStep:
+class StoredStep(NamedTuple):
     """A step of a run, or an item of one, as it was found."""
 
     step: str

@@ -1,15 +1,15 @@
 """Workflows: named definitions, of which every version is kept for the runs made by it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import asyncpg
 import msgspec
 
 from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, Store, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
@@ -19,8 +19,7 @@ SQL = queries.load("workflows")
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWorkflow:
+class StoredWorkflow(NamedTuple):
     """One version of a workflow as it was found."""
 
     name: str
@@ -29,8 +28,7 @@ class StoredWorkflow:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowLine:
+class WorkflowLine(NamedTuple):
     """A workflow in a list: its latest version, without the steps."""
 
     name: str
@@ -41,8 +39,7 @@ class WorkflowLine:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class VersionLine:
+class VersionLine(NamedTuple):
     """A version in a list."""
 
     version: int
@@ -50,11 +47,11 @@ class VersionLine:
     created_at: datetime
 
 
-class WorkflowStore:
+class WorkflowStore(Store):
     """Definitions of workflows of every tenant."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._known = RecentDefinitions[bytes]()
 
     @transaction
