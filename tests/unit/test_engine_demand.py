@@ -87,26 +87,19 @@ def test_what_runs_inside_the_node_needs_no_worker() -> None:
     assert all(needs_worker(capability_of(TaskSpec(t, requires=gpu))) for t in outside)
 
 
-def test_nothing_is_picked_without_a_worker_and_it_is_recorded() -> None:
+@pytest.mark.parametrize(("busy", "cause"), [(False, "no_worker"), (True, "fair_share")])
+def test_nothing_is_picked_without_a_free_worker(busy: bool, cause: str) -> None:
+    """A busy worker is a worker all the same."""
     engine = make_engine()
+    if busy:
+        engine.workers.touch(1, WORK, 0.0)
     engine.update([row(1)], 0.0)
     assert engine.pick(1.0, 10, lambda _capability: True) == []
     assert engine.match(1.0, 10) == []
-    assert engine.situation(row(1), 1.0).can_run is False
+    assert engine.situation(row(1), 1.0).can_run is busy
     engine.workers.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
-    assert entry.lateness(5.0) == {"no_worker": 5.0}
-
-
-def test_a_busy_worker_is_a_worker() -> None:
-    engine = make_engine()
-    engine.workers.touch(1, WORK, 0.0)
-    engine.update([row(1)], 0.0)
-    assert engine.match(1.0, 10) == []
-    assert engine.situation(row(1), 1.0).can_run is True
-    engine.workers.open(poll(), 5.0)
-    (entry,) = engine.match(5.0, 10)
-    assert entry.lateness(5.0) == {"fair_share": 5.0}
+    assert entry.lateness(5.0) == {cause: 5.0}
 
 
 def test_an_offer_not_seen_for_long_is_forgotten() -> None:
