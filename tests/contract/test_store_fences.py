@@ -2,6 +2,7 @@
 who joined another server leases nothing."""
 
 from contract.store_set import StoreSet, finish, retry
+from mainspring.domain.execution import Execution
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
 
@@ -15,18 +16,20 @@ async def former_task(stores: StoreSet) -> tuple[Ownership, TaskRow]:
     return await stores.join(), row
 
 
+def fence_of(execution: Execution | None) -> int:
+    """The fence of what was leased."""
+    assert execution is not None
+    return execution.fence
+
+
 async def test_a_task_that_was_there_is_leased_above_the_floor(stores: StoreSet) -> None:
     ownership, row = await former_task(stores)
-    execution = await stores.claim(ownership, row)
-    assert execution is not None
-    assert execution.fence > ABOVE
+    assert fence_of(await stores.claim(ownership, row)) > ABOVE
 
 
 async def test_a_worker_gets_a_fence_above_the_floor(stores: StoreSet) -> None:
     ownership, row = await former_task(stores)
-    execution = await stores.lease(ownership, row)
-    assert execution is not None
-    assert execution.fence > ABOVE
+    assert fence_of(await stores.lease(ownership, row)) > ABOVE
 
 
 async def test_a_task_that_came_later_begins_with_fence_one(stores: StoreSet) -> None:
@@ -34,9 +37,7 @@ async def test_a_task_that_came_later_begins_with_fence_one(stores: StoreSet) ->
     row = await stores.create(tenant, ownership=ownership)
     worked = await stores.create(tenant, ownership=ownership)
     claimed, leased = await stores.claim(ownership, row), await stores.lease(ownership, worked)
-    assert claimed is not None
-    assert leased is not None
-    assert (claimed.fence, leased.fence) == (1, 1)
+    assert (fence_of(claimed), fence_of(leased)) == (1, 1)
 
 
 async def test_a_floor_that_was_passed_does_not_lower_fences(stores: StoreSet) -> None:
@@ -57,9 +58,7 @@ async def test_another_server_raises_the_floor(stores: StoreSet) -> None:
     rows = [await stores.create(tenant, ownership=former) for _ in range(3)]
     fences = []
     for row in rows:
-        execution = await stores.claim(await stores.join(), row)
-        assert execution is not None
-        fences.append(execution.fence)
+        fences.append(fence_of(await stores.claim(await stores.join(), row)))
         await stores.inspect.restart_server()
     assert fences[0] < fences[1] < fences[2]
 
@@ -72,9 +71,7 @@ async def test_many_joins_do_not_get_ahead_of_the_clock(stores: StoreSet) -> Non
     for _ in range(50):
         ownership = await stores.join()
     last = await stores.claim(ownership, rows[1])
-    assert first is not None
-    assert last is not None
-    assert last.fence - first.fence < 25
+    assert fence_of(last) - fence_of(first) < 25
 
 
 async def test_after_another_start_the_clock_may_be_behind(stores: StoreSet) -> None:
@@ -83,9 +80,7 @@ async def test_after_another_start_the_clock_may_be_behind(stores: StoreSet) -> 
     await stores.inspect.restart_server()
     ownership = await stores.join()
     row = await stores.create(tenant, ownership=ownership)
-    execution = await stores.claim(ownership, row)
-    assert execution is not None
-    assert execution.fence > ABOVE
+    assert fence_of(await stores.claim(ownership, row)) > ABOVE
 
 
 async def test_a_node_of_another_server_leases_nothing(stores: StoreSet) -> None:

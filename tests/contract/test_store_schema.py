@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.store_set import StoreSet, finish
+from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import partition_of
 from support.ids import time_of
@@ -53,25 +54,28 @@ async def test_python_and_sql_read_the_time_of_an_id_alike(connection: asyncpg.C
     assert await connection.fetchval("SELECT time_of($1) = '-infinity'", old)
 
 
+async def finished_task(stores: StoreSet) -> Execution:
+    ownership = await stores.join()
+    task = await stores.running(ownership, await stores.tenant())
+    await stores.engine.finish(ownership, [finish(task)])
+    return task
+
+
 @pytest.mark.parametrize("table", ["executions", "audit"])
 async def test_what_was_recorded_stays(
     real_stores: StoreSet, connection: asyncpg.Connection, table: str
 ) -> None:
-    ownership, tenant = await real_stores.join(), await real_stores.tenant()
-    task = await real_stores.running(ownership, tenant)
-    await real_stores.engine.finish(ownership, [finish(task)])
-    other = await real_stores.create(tenant)
-    assert await real_stores.changes.purge(tenant, other.id, "tester", lambda _rev: None)
+    task = await finished_task(real_stores)
+    other = await real_stores.create(task.tenant_id)
+    assert await real_stores.changes.purge(task.tenant_id, other.id, "tester", lambda _rev: None)
     for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 0"):
         with pytest.raises(asyncpg.RaiseError, match="append-only"):
             await connection.execute(statement)
 
 
 async def test_a_purge_may_delete_executions(real_stores: StoreSet) -> None:
-    ownership, tenant = await real_stores.join(), await real_stores.tenant()
-    task = await real_stores.running(ownership, tenant)
-    await real_stores.engine.finish(ownership, [finish(task)])
-    assert await real_stores.changes.purge(tenant, task.id, "tester", lambda _rev: None)
+    task = await finished_task(real_stores)
+    assert await real_stores.changes.purge(task.tenant_id, task.id, "tester", lambda _rev: None)
     assert await real_stores.inspect.executions_of(task.id) == []
     assert await real_stores.inspect.end_of(task.id) is None
 

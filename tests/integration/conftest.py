@@ -65,6 +65,13 @@ async def local_node(database_url: str) -> AsyncIterator[LocalNode]:
 
 
 @pytest.fixture
+async def patient_node(database_url: str) -> AsyncIterator[LocalNode]:
+    """A node whose workers keep their leases for minutes."""
+    async with open_local_node(database_url, worker_lease=300.0) as opened:
+        yield opened
+
+
+@pytest.fixture
 def openssl(need_server: Callable[[str, Path | None], Path]) -> Path:
     found = shutil.which("openssl")
     return need_server("openssl", Path(found) if found else None)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -115,8 +115,7 @@ async def test_a_server_without_database_says_what_to_set() -> None:
 
 async def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
     url = f"postgresql://nobody@/none?host={tmp_path}&port=5432"
-    for command in ("migrate", "doctor", "server"):
-        done = await mainspring(command, DATABASE_URL=url, MAINSPRING_PORT="0")
+    for done in await all_of(["migrate"], ["doctor"], ["server"], DATABASE_URL=url):
         assert done.returncode == 1
         assert "cannot be reached" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
@@ -129,8 +128,8 @@ async def test_a_database_that_does_not_let_us_in(pg_server: str) -> None:
         there._replace(path="/nosuch").geturl(): 'database "nosuch" does not exist',
     }
     for url, reason in wrong.items():
-        for command in (["migrate"], ["doctor"], ["server"], ["operator-key", "create"]):
-            done = await mainspring(*command, DATABASE_URL=url, MAINSPRING_PORT="0")
+        commands = ["migrate"], ["doctor"], ["server"], ["operator-key", "create"]
+        for done in await all_of(*commands, DATABASE_URL=url):
             assert done.returncode == 1
             assert done.stderr.startswith(f"mainspring: the database cannot be reached: {reason}")
             assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -251,6 +250,14 @@ async def _finding(url: str, subject: str) -> doctor.Finding:
 
 async def mainspring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(run, *arguments, environment=environment)
+
+
+async def all_of(
+    *commands: Sequence[str], **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run commands at the same time, those that serve on any port."""
+    environment["MAINSPRING_PORT"] = "0"
+    return await asyncio.gather(*(mainspring(*command, **environment) for command in commands))
 
 
 async def _fetch_row(url: str, statement: str) -> asyncpg.Record:

@@ -154,6 +154,13 @@ async def sums(local_node: LocalNode, task: Json) -> list[Json]:
     return executions
 
 
+async def check_account(local_node: LocalNode, task: Json, blamed: str, **causes: float) -> None:
+    """Check where a task's seconds went, what is to blame, and the sums of its executions."""
+    check_causes(task["lateness"], **causes)
+    assert task["blame"] == blamed
+    await sums(local_node, task)
+
+
 # --- the first start decides ---------------------------------------------------------------------
 
 
@@ -211,9 +218,7 @@ async def test_no_worker(nodes: NodesUnderTest) -> None:
     await nodes.explained(there, "no_worker")
     await asyncio.sleep(WAIT)
     task = await nodes.finish(nodes.worker(), there)
-    check_causes(task["lateness"], no_worker=WAIT)
-    assert task["blame"] == "capacity"
-    await sums(nodes.here, task)
+    await check_account(nodes.here, task, "capacity", no_worker=WAIT)
 
 
 async def test_a_busy_worker(nodes: NodesUnderTest) -> None:
@@ -224,9 +229,7 @@ async def test_a_busy_worker(nodes: NodesUnderTest) -> None:
     await asyncio.sleep(WAIT)
     assert await worker.report(held) == ["accepted"]
     task = await nodes.finish(worker, second)
-    check_causes(task["lateness"], fair_share=WAIT)
-    assert task["blame"] == "capacity"
-    await sums(nodes.here, task)
+    await check_account(nodes.here, task, "capacity", fair_share=WAIT)
 
 
 async def test_the_limit_of_the_tenant(nodes: NodesUnderTest, database_url: str) -> None:
@@ -240,9 +243,7 @@ async def test_the_limit_of_the_tenant(nodes: NodesUnderTest, database_url: str)
     assert await worker.report(held) == ["accepted"]
     await nodes.lease(worker, second)
     task = await limited.task(second)
-    check_causes(task["lateness"], tenant_limit=WAIT)
-    assert task["blame"] == "limits"
-    await sums(limited, task)
+    await check_account(limited, task, "limits", tenant_limit=WAIT)
 
 
 async def test_a_concurrency_key(nodes: NodesUnderTest) -> None:
@@ -254,9 +255,7 @@ async def test_a_concurrency_key(nodes: NodesUnderTest) -> None:
     await asyncio.sleep(WAIT)
     assert await worker.report(held) == ["accepted"]
     task = await nodes.finish(worker, second)
-    check_causes(task["lateness"], concurrency_key=WAIT)
-    assert task["blame"] == "limits"
-    await sums(nodes.here, task)
+    await check_account(nodes.here, task, "limits", concurrency_key=WAIT)
 
 
 async def paused(nodes: NodesUnderTest, seconds: float) -> str:
@@ -273,9 +272,7 @@ async def test_a_pause(nodes: NodesUnderTest) -> None:
     there = await paused(nodes, 3 * WAIT)
     await nodes.here.client.post(f"/v1/tasks/{there}/resume")
     task = await nodes.finish(nodes.worker(), there)
-    check_causes(task["lateness"], no_worker=WAIT, paused=3 * WAIT)
-    assert task["blame"] == "limits"
-    await sums(nodes.here, task)
+    await check_account(nodes.here, task, "limits", no_worker=WAIT, paused=3 * WAIT)
 
 
 async def test_a_lease_of_a_worker_that_was_killed(nodes: NodesUnderTest) -> None:

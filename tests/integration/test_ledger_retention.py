@@ -16,7 +16,7 @@ from mainspring.postgres.database import Database
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention, delete_ledger
 from mainspring.store.upkeep.table_changes import Round
-from support.evidence import Evidence, waits_for_a_lock
+from support.evidence import Evidence, backup_of, waits_for_a_lock
 from support.waiting import eventually
 
 JANUARY_2020 = "occurrences_m202001"
@@ -160,14 +160,11 @@ async def test_deciding_does_not_wait_for_a_backup_to_end(
     ledger: LedgerRetention, database: Database, database_url: str
 ) -> None:
     await make_old_month(database)
-    backup = await asyncpg.connect(database_url)
-    async with asyncio.timeout(5), backup.transaction():
-        await backup.execute("LOCK TABLE occurrences IN ACCESS SHARE MODE")
+    async with asyncio.timeout(5), backup_of(database_url, "occurrences"):
         retiring = asyncio.create_task(ledger.retire_partitions(365))
         await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
         await add_lines(database, "now()", 1)
         assert await retiring == Round([], {"occurrences": "somebody else uses it"})
-    await backup.close()
     assert (await ledger.retire_partitions(365)).done == [JANUARY_2020]
 
 

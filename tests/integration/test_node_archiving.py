@@ -89,7 +89,7 @@ async def test_one_node_archives_and_its_command_ends_with_it(
     ended = asyncio.create_task(asyncio.to_thread(life.read_bytes))
 
     async def runs() -> bool:
-        return file.exists()
+        return file.exists() and bool(file.read_text())
 
     await eventually(runs, within=10, what="the command runs")
     await make_housekeeper(database, command).retire()

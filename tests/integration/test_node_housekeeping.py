@@ -4,7 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 from functools import partial
 from unittest import mock
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -18,7 +18,7 @@ from mainspring.store.cluster import Topology
 from mainspring.store.upkeep import table_changes
 from mainspring.store.upkeep.housekeeping import PARTITIONED, HousekeepingStore
 from mainspring.store.upkeep.table_changes import Round
-from support.evidence import Evidence, waits_for_a_lock
+from support.evidence import Evidence, backup_of, waits_for_a_lock
 from support.store import StoreWorld, success
 from support.waiting import eventually
 
@@ -28,6 +28,19 @@ OLD = ["executions_d20200102", "task_history_d20200102"]
 @pytest.fixture
 async def store(database: Database) -> HousekeepingStore:
     return HousekeepingStore(database)
+
+
+async def add_node(database: Database, name: str, state: str, *, silent: str = "0 s") -> UUID:
+    node_id = uuid4()
+    await database.fetch(
+        "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
+        " VALUES ($1, $2, '0', $3, now() - $4::text::interval)",
+        node_id,
+        name,
+        state,
+        silent,
+    )
+    return node_id
 
 
 async def test_partitions_exist_ahead_of_time(store: HousekeepingStore) -> None:
@@ -101,15 +114,12 @@ async def test_nobody_waits_long_for_a_partition_while_a_backup_runs(
     world = StoreWorld(database)
     await world.open()
     held = await world.claim(await world.due_tasks(1), lease=60)
-    backup = await asyncpg.connect(database_url)
-    async with backup.transaction():
-        await backup.execute("LOCK TABLE task_history, executions IN ACCESS SHARE MODE")
+    async with backup_of(database_url, "task_history, executions"):
         making = asyncio.create_task(store.make_partitions(days_ahead=1))
         await eventually(partial(waits_for_a_lock, database), within=5, what="it waits")
         async with asyncio.timeout(5):  # and not the 20 s after which a statement is given up
             await world.engine.finish(world.ownership, map(success, held))
             made = await making
-    await backup.close()
     assert set(made.postponed) == {"task_history", "executions"}
     assert {name.partition("_d")[0] for name in made.done} == {"task_logs"}
     later = await store.make_partitions(days_ahead=1)
@@ -120,12 +130,9 @@ async def test_old_history_stays_while_a_backup_runs(
     store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
     await make_old_partitions(database)
-    backup = await asyncpg.connect(database_url)
-    async with asyncio.timeout(5), backup.transaction():
-        await backup.execute("LOCK TABLE task_history IN ACCESS SHARE MODE")
+    async with asyncio.timeout(5), backup_of(database_url, "task_history"):
         retired = await store.retire_partitions(30)
         assert retired == Round([OLD[0]], {"task_history": "somebody else uses it"})
-    await backup.close()
     assert (await store.retire_partitions(30)).done == OLD[1:]
 
 
@@ -230,12 +237,9 @@ async def test_expired_keys_and_dead_nodes_are_forgotten(
 ) -> None:
     await add_key(database, "old", "-1 second")
     await add_key(database, "new", "1 hour")
-    await database.fetch(
-        "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
-        " VALUES (gen_random_uuid(), 'long gone', '0', 'dead', now() - interval '2 hours'),"
-        " (gen_random_uuid(), 'just left', '0', 'left', now()),"
-        " (gen_random_uuid(), 'not given up', '0', 'active', now() - interval '2 hours')"
-    )
+    await add_node(database, "long gone", "dead", silent="2 hours")
+    await add_node(database, "just left", "left")
+    await add_node(database, "not given up", "active", silent="2 hours")
     await database.fetch(
         "INSERT INTO outbox (tenant_id, kind, body, created_at)"
         " VALUES (1, 'old', '{}', now() - interval '8 days'), (1, 'new', '{}', now())"
@@ -266,12 +270,10 @@ async def test_api_keys_that_ended_long_ago_are_forgotten(
 async def test_a_dead_node_is_kept_and_shown_while_it_owns_partitions(
     store: HousekeepingStore, database: Database
 ) -> None:
+    owner = await add_node(database, "owner", "dead", silent="2 hours")
+    await add_node(database, "another", "active")
     await database.fetch(
-        "WITH n AS (INSERT INTO nodes (id, name, version, state, heartbeat_at)"
-        " VALUES (gen_random_uuid(), 'owner', '0', 'dead', now() - interval '2 hours'),"
-        " (gen_random_uuid(), 'another', '0', 'active', now()) RETURNING id, name)"
-        " UPDATE partitions p SET owner = n.id, epoch = p.epoch + 1"
-        " FROM n WHERE n.name = 'owner' AND p.partition < 3"
+        "UPDATE partitions SET owner = $1, epoch = epoch + 1 WHERE partition < 3", owner
     )
     await store.forget_gone()
     found = {node.name: node.owned for node in await Topology(database).nodes()}
@@ -281,12 +283,7 @@ async def test_a_dead_node_is_kept_and_shown_while_it_owns_partitions(
 async def test_lease_counts_go_with_their_workers_and_nodes(
     store: HousekeepingStore, database: Database
 ) -> None:
-    here, gone = uuid4(), uuid4()
-    await database.fetch(
-        "INSERT INTO nodes (id, name, version, state, heartbeat_at)"
-        " VALUES ($1, 'here', '0', 'active', now())",
-        here,
-    )
+    here, gone = await add_node(database, "here", "active"), uuid4()
     await database.fetch(
         "INSERT INTO workers (tenant_id, name, incarnation, offer, seen_at)"
         " VALUES (1, 'w', '1', '{}', now()), (1, 'old', '1', '{}', now() - interval '2 days')"
@@ -377,6 +374,15 @@ async def undo_index(database: Database) -> None:
     )
 
 
+async def leave_index_half_built(database: Database) -> None:
+    await undo_index(database)
+    await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
+    await database.fetch(
+        "UPDATE pg_index SET indisvalid = false"
+        " WHERE indexrelid = 'task_history_default_name'::regclass"
+    )
+
+
 async def is_ready(database: Database) -> bool:
     return bool(
         await Evidence(database).value(
@@ -454,12 +460,7 @@ async def test_a_partition_made_meanwhile_has_the_index(
 async def test_an_index_left_half_built_is_built_anew(
     store: HousekeepingStore, database: Database
 ) -> None:
-    await undo_index(database)
-    await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
-    await database.fetch(
-        "UPDATE pg_index SET indisvalid = false"
-        " WHERE indexrelid = 'task_history_default_name'::regclass"
-    )
+    await leave_index_half_built(database)
     assert (await store.build_indexes()).done == ["task_history_default_name"]
     assert await is_ready(database)
 
@@ -467,12 +468,7 @@ async def test_an_index_left_half_built_is_built_anew(
 async def test_an_index_that_another_builds_is_left_to_it(
     store: HousekeepingStore, database: Database, database_url: str
 ) -> None:
-    await undo_index(database)
-    await database.fetch("CREATE INDEX task_history_default_name ON task_history_default (id)")
-    await database.fetch(
-        "UPDATE pg_index SET indisvalid = false"
-        " WHERE indexrelid = 'task_history_default_name'::regclass"
-    )
+    await leave_index_half_built(database)
     builder = await asyncpg.connect(database_url)
     try:
         async with builder.transaction():

@@ -142,21 +142,20 @@ async def test_a_key_and_a_limit_hold_for_workers_too(local_node: LocalNode) -> 
 # --- cancels ---------------------------------------------------------------------------------
 
 
-async def test_a_polling_worker_learns_of_a_cancel_at_once(database_url: str) -> None:
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        there = await local_node.create()
-        worker = local_node.worker()
-        (task,) = await worker.lease()
-        stranger = asyncio.create_task(local_node.worker("stranger").lease(wait=20))
-        waiting = asyncio.create_task(worker.lease(wait=20))
-        await eventually(local_node.polled_by(2), within=5, what="both wait")
-        await local_node.client.post(f"/v1/tasks/{there}/cancel")
-        async with asyncio.timeout(5):
-            assert await waiting == [], "empty before its time: ask"
-        assert (await worker.beat(task))[0]["action"] == "cancel"
-        assert not stranger.done()
-        stranger.cancel()
-        await asyncio.wait([stranger])
+async def test_a_polling_worker_learns_of_a_cancel_at_once(patient_node: LocalNode) -> None:
+    there = await patient_node.create()
+    worker = patient_node.worker()
+    (task,) = await worker.lease()
+    stranger = asyncio.create_task(patient_node.worker("stranger").lease(wait=20))
+    waiting = asyncio.create_task(worker.lease(wait=20))
+    await eventually(patient_node.polled_by(2), within=5, what="both wait")
+    await patient_node.client.post(f"/v1/tasks/{there}/cancel")
+    async with asyncio.timeout(5):
+        assert await waiting == [], "empty before its time: ask"
+    assert (await worker.beat(task))[0]["action"] == "cancel"
+    assert not stranger.done()
+    stranger.cancel()
+    await asyncio.wait([stranger])
 
 
 # --- losses --------------------------------------------------------------------------------------
@@ -218,124 +217,117 @@ async def test_heartbeats_keep_a_long_task(local_node: LocalNode) -> None:
 
 
 async def test_a_restarted_worker_frees_its_leases_and_revives_none(
-    database_url: str,
+    patient_node: LocalNode,
 ) -> None:
     """SCENARIOS 16, with a lease that would last for minutes."""
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        there = await local_node.create()
-        old = local_node.worker()
-        (task,) = await old.lease()
-        new = old.restarted()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        (again,) = await new.lease(wait=10)
-        assert loop.time() - began < 2
-        assert (again["id"], again["fence"]) == (there, 2)
-        assert (await old.beat(task))[0]["action"] == "lost"
-        assert await old.report(task) == ["fenced"]
-        refused = await local_node.client.post(
-            "/v1/leases", {"worker": "w1", "incarnation": old.incarnation, "wait": 0}
-        )
-        assert refused.status == 409
-        assert (await new.beat(again))[0]["action"] == "continue"
-        assert (await local_node.executions(there))[0]["error"][
-            "message"
-        ] == "its worker began anew"
-        assert await new.report(again) == ["accepted"]
+    there = await patient_node.create()
+    old = patient_node.worker()
+    (task,) = await old.lease()
+    new = old.restarted()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    (again,) = await new.lease(wait=10)
+    assert loop.time() - began < 2
+    assert (again["id"], again["fence"]) == (there, 2)
+    assert (await old.beat(task))[0]["action"] == "lost"
+    assert await old.report(task) == ["fenced"]
+    refused = await patient_node.client.post(
+        "/v1/leases", {"worker": "w1", "incarnation": old.incarnation, "wait": 0}
+    )
+    assert refused.status == 409
+    assert (await new.beat(again))[0]["action"] == "continue"
+    assert (await patient_node.executions(there))[0]["error"]["message"] == "its worker began anew"
+    assert await new.report(again) == ["accepted"]
 
 
-async def test_what_kills_workers_is_leased_alone_and_then_given_up(database_url: str) -> None:
+async def test_what_kills_workers_is_leased_alone_and_then_given_up(
+    patient_node: LocalNode,
+) -> None:
     """SCENARIOS 17: the third loss, alone, is the last; its neighbours are unharmed. That it had
     begun before is known of it by a heartbeat."""
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        poison = await local_node.create(payload="poison", priority=9)
-        neighbours = [await local_node.create(payload="good") for _ in range(4)]
-        worker = local_node.worker()
-        for _ in range(2):
-            held: set[str] = set()
-            while held < {poison, *neighbours}:
-                tasks = await worker.lease(most=5)
-                held |= {task["id"] for task in tasks}
-                await worker.beat(*[task for task in tasks if task["id"] == poison])
-            worker = worker.restarted()  # kill -9, and the process manager starts it again
-        alone: list[list[str]] = []
-        for _ in (poison, *neighbours):
-            tasks = await worker.lease(most=5, wait=20)
-            assert tasks, "each waits for its turn"
-            assert all(t["context"]["alone"] for t in tasks)
-            alone.append([t["id"] for t in tasks])
-            if poison in alone[-1]:
-                worker = worker.restarted()
-            else:
-                assert await worker.lease(most=5, wait=0.3) == []  # it holds one: that is all
-                assert await worker.report(*tasks) == ["accepted"]
-        assert await worker.lease(most=5, wait=0.3) == []
-        assert sorted(alone) == sorted([id] for id in (poison, *neighbours))
-        read = await local_node.until(poison, "failed")
-        assert read["error"]["code"] == "poison"
-        letter = (await local_node.client.get(f"/v1/dead-letters/{poison}")).json()
-        assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
-        assert [a["error"]["code"] for a in letter["attempts"]] == ["lost"] * 3
-        for neighbour in neighbours:
-            assert (await local_node.task(neighbour))["state"] == "completed"
+    poison = await patient_node.create(payload="poison", priority=9)
+    neighbours = [await patient_node.create(payload="good") for _ in range(4)]
+    worker = patient_node.worker()
+    for _ in range(2):
+        held: set[str] = set()
+        while held < {poison, *neighbours}:
+            tasks = await worker.lease(most=5)
+            held |= {task["id"] for task in tasks}
+            await worker.beat(*[task for task in tasks if task["id"] == poison])
+        worker = worker.restarted()  # kill -9, and the process manager starts it again
+    alone: list[list[str]] = []
+    for _ in (poison, *neighbours):
+        tasks = await worker.lease(most=5, wait=20)
+        assert tasks, "each waits for its turn"
+        assert all(t["context"]["alone"] for t in tasks)
+        alone.append([t["id"] for t in tasks])
+        if poison in alone[-1]:
+            worker = worker.restarted()
+        else:
+            assert await worker.lease(most=5, wait=0.3) == []  # it holds one: that is all
+            assert await worker.report(*tasks) == ["accepted"]
+    assert await worker.lease(most=5, wait=0.3) == []
+    assert sorted(alone) == sorted([id] for id in (poison, *neighbours))
+    read = await patient_node.until(poison, "failed")
+    assert read["error"]["code"] == "poison"
+    letter = (await patient_node.client.get(f"/v1/dead-letters/{poison}")).json()
+    assert [a["outcome"] for a in letter["attempts"]] == ["lost"] * 3
+    assert [a["error"]["code"] for a in letter["attempts"]] == ["lost"] * 3
+    for neighbour in neighbours:
+        assert (await patient_node.task(neighbour))["state"] == "completed"
 
 
-async def test_a_worker_is_not_blamed_for_tasks_it_did_not_start(
-    database_url: str,
-) -> None:
+async def test_a_worker_is_not_blamed_for_tasks_it_did_not_start(patient_node: LocalNode) -> None:
     """SCENARIOS 50: however often it dies, and although it keeps the lease meanwhile."""
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        there = await local_node.create()
-        worker = local_node.worker()
-        for number in range(4):
-            (task,) = await worker.lease(announces_starts=True)
-            assert (task["context"]["suspect"], task["context"]["alone"]) == (
-                number > 0,
-                number > 1,
-            )
-            (pulse,) = await worker.beat(task, started=False)
-            assert pulse["action"] == "continue"
-            worker = worker.restarted()
+    there = await patient_node.create()
+    worker = patient_node.worker()
+    for number in range(4):
         (task,) = await worker.lease(announces_starts=True)
-        executions = await local_node.executions(there)
-        assert [one["outcome"] for one in executions] == ["lost"] * 4
-        assert all("not known to have begun" in one["error"]["message"] for one in executions)
-        await worker.beat(task, alone=True)
+        assert (task["context"]["suspect"], task["context"]["alone"]) == (
+            number > 0,
+            number > 1,
+        )
+        (pulse,) = await worker.beat(task, started=False)
+        assert pulse["action"] == "continue"
         worker = worker.restarted()
-        (task,) = await worker.lease(wait=20, announces_starts=True)
-        await worker.beat(task, alone=True)
-        worker = worker.restarted()
-        assert await worker.lease(wait=0.3, announces_starts=True) == []
-        assert (await local_node.until(there, "failed"))["error"]["code"] == "poison"
+    (task,) = await worker.lease(announces_starts=True)
+    executions = await patient_node.executions(there)
+    assert [one["outcome"] for one in executions] == ["lost"] * 4
+    assert all("not known to have begun" in one["error"]["message"] for one in executions)
+    await worker.beat(task, alone=True)
+    worker = worker.restarted()
+    (task,) = await worker.lease(wait=20, announces_starts=True)
+    await worker.beat(task, alone=True)
+    worker = worker.restarted()
+    assert await worker.lease(wait=0.3, announces_starts=True) == []
+    assert (await patient_node.until(there, "failed"))["error"]["code"] == "poison"
 
 
-async def test_of_many_leases_none_counts_as_started(database_url: str) -> None:
+async def test_of_many_leases_none_counts_as_started(patient_node: LocalNode) -> None:
     """A worker that never says what it begins: only what it got alone counts against a task."""
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        both = {await local_node.create() for _ in range(2)}
-        worker, held = local_node.worker(), set[str]()
-        while held < both:
-            held |= {task["id"] for task in await worker.lease(most=2, running=[])}
+    both = {await patient_node.create() for _ in range(2)}
+    worker, held = patient_node.worker(), set[str]()
+    while held < both:
+        held |= {task["id"] for task in await worker.lease(most=2, running=[])}
+    worker = worker.restarted()
+    await worker.lease(most=1, running=[])
+    executions = [one for task_id in both for one in await patient_node.executions(task_id)]
+    unproven = ["not known to have begun" in one["error"]["message"] for one in executions]
+    assert len(unproven) == 2
+    assert any(unproven), "they were leased one after the other at best"
+
+
+async def test_a_report_shows_that_a_task_does_not_kill(patient_node: LocalNode) -> None:
+    there = await patient_node.create(retry={"max_attempts": 5, "initial": 0.01})
+    worker = patient_node.worker()
+    for _ in range(2):
+        assert await worker.lease()
         worker = worker.restarted()
-        await worker.lease(most=1, running=[])
-        executions = [one for task_id in both for one in await local_node.executions(task_id)]
-        unproven = ["not known to have begun" in one["error"]["message"] for one in executions]
-        assert len(unproven) == 2
-        assert any(unproven), "they were leased one after the other at best"
-
-
-async def test_a_report_shows_that_a_task_does_not_kill(database_url: str) -> None:
-    async with open_local_node(database_url, worker_lease=300.0) as local_node:
-        there = await local_node.create(retry={"max_attempts": 5, "initial": 0.01})
-        worker = local_node.worker()
-        for _ in range(2):
-            assert await worker.lease()
-            worker = worker.restarted()
-        (task,) = await worker.lease()
-        assert task["context"]["alone"]
-        assert await worker.report(task, status="failed") == ["accepted"]
-        (task,) = await worker.lease()
-        assert (task["id"], task["context"]["alone"]) == (there, False)
+    (task,) = await worker.lease()
+    assert task["context"]["alone"]
+    assert await worker.report(task, status="failed") == ["accepted"]
+    (task,) = await worker.lease()
+    assert (task["id"], task["context"]["alone"]) == (there, False)
 
 
 async def test_the_hard_timeout_ends_what_heartbeats_for_ever(local_node: LocalNode) -> None:

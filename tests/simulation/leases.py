@@ -5,7 +5,6 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Outcome
 from mainspring.domain.placement import Ownership
 from mainspring.domain.task import TaskSpec
@@ -20,7 +19,7 @@ from mainspring.store.leases import (
 from mainspring.store.messages import MessageStore
 from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import Touch, WorkerStore
-from simulation.remote import Link
+from simulation.remote import Link, OverLink
 from simulation.store import MemoryStore, assignment_of
 from simulation.tables import Task
 
@@ -145,22 +144,18 @@ def _leased(task: Task) -> LeasedTask:
     )
 
 
-class RemoteLeases(LeaseStore):
+class RemoteLeases(OverLink[MemoryLeases], LeaseStore):
     """Workers' leases over a link."""
-
-    def __init__(self, leases: MemoryLeases, link: Link) -> None:
-        self._leases = leases
-        self._link = link
 
     async def claim_for(
         self, ownership: Ownership, picks: Iterable[WorkerPick], *, lease: float
     ) -> list[LeasedTask]:
         asked = list(picks)
-        return await self._link.call(lambda: self._leases.claim_for(ownership, asked, lease))
+        return await self._link.call(lambda: self._store.claim_for(ownership, asked, lease))
 
     async def claimed_for(self, picks: Iterable[WorkerPick]) -> list[LeasedTask]:
         asked = list(picks)
-        return await self._link.call(lambda: self._leases.claimed_for(asked))
+        return await self._link.call(lambda: self._store.claimed_for(asked))
 
     async def extend_for(
         self,
@@ -173,43 +168,34 @@ class RemoteLeases(LeaseStore):
         grace: float,
     ) -> list[ExtendedLease]:
         holder, told = (tenant_id, worker, incarnation), list(beats)
-        return await self._link.call(lambda: self._leases.extend_for(holder, told, lease, grace))
+        return await self._link.call(lambda: self._store.extend_for(holder, told, lease, grace))
 
     async def leased(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[LeasedTask]:
-        return await self._link.call(lambda: self._leases.leased(tenant_id, executions))
+        return await self._link.call(lambda: self._store.leased(tenant_id, executions))
 
     async def held(self, tenant_id: int, executions: Sequence[ExecutionRef]) -> list[HeldExecution]:
-        return await self._link.call(lambda: self._leases.held(tenant_id, executions))
+        return await self._link.call(lambda: self._store.held(tenant_id, executions))
 
     async def judge(
         self, tenant_id: int, executions: Sequence[tuple[UUID, int, Outcome]]
     ) -> list[Judged]:
-        return await self._link.call(lambda: self._leases.judge(tenant_id, executions))
+        return await self._link.call(lambda: self._store.judge(tenant_id, executions))
 
 
-class RemoteWorkers(WorkerStore):
+class RemoteWorkers(OverLink[MemoryLeases], WorkerStore):
     """The registry over a link: as much of it as decides who is a worker."""
 
-    def __init__(self, leases: MemoryLeases, link: Link) -> None:
-        self._leases = leases
-        self._link = link
-
     async def register(
-        self,
-        tenant_id: int,
-        name: str,
-        incarnation: str,
-        offer: Offer,
-        about: Mapping[str, object] | None,
+        self, tenant_id: int, name: str, incarnation: str, offer: object, about: object
     ) -> bool:
-        return await self._link.call(lambda: self._leases.register(tenant_id, name, incarnation))
+        return await self._link.call(lambda: self._store.register(tenant_id, name, incarnation))
 
     async def is_current(self, tenant_id: int, name: str, incarnation: str) -> bool:
-        return await self._link.call(lambda: self._leases.is_current(tenant_id, name, incarnation))
+        return await self._link.call(lambda: self._store.is_current(tenant_id, name, incarnation))
 
     async def touch(self, touches: Sequence[Touch]) -> set[tuple[int, str]]:
         return await self._link.call(
-            lambda: {touch[:2] for touch in touches if self._leases.is_current(*touch[:3])}
+            lambda: {touch[:2] for touch in touches if self._store.is_current(*touch[:3])}
         )
 
     async def note_held(self, node_id: UUID, held: Mapping[tuple[int, str], int]) -> None:

@@ -20,6 +20,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
+from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.port import ReportSink
 from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
@@ -49,7 +50,7 @@ from simulation.remote import (
 )
 from simulation.schedules import MemorySchedules, RemoteSchedules
 from simulation.store import MemoryStore
-from simulation.world import NO_FAULTS, World
+from simulation.world import World
 
 T = TypeVar("T")
 
@@ -189,23 +190,17 @@ class _NoHousekeeping:
         return
 
 
-class Chaos:
+class Chaos(BuiltInExecutor):
     """An executor: executions last as long as chance has it and end as chance has it."""
 
     def __init__(self, world: World, rng: Random, clock: DatabaseClock, report: ReportSink) -> None:
+        super().__init__(clock, report)
         self._world = world
         self._rng = rng
-        self._clock = clock
-        self._report = report
-        self._executions: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._begun: set[tuple[UUID, int]] = set()
-        self._releasing = False
 
     def can_run(self, capability: str) -> bool:
         return capability == CAPABILITY
-
-    def room(self) -> int | None:
-        return None
 
     def start(self, executions: Sequence[Execution]) -> None:
         for execution in executions:
@@ -215,17 +210,6 @@ class Chaos:
             self._begun.add(name)
             attempt = self._executions[name] = asyncio.create_task(self._run(execution))
             attempt.add_done_callback(partial(self._report_unbegun, execution))
-
-    def has(self, task_id: UUID, fence: int) -> bool:
-        return (task_id, fence) in self._executions
-
-    def cancel(self, task_id: UUID, fence: int) -> None:
-        attempt = self._executions.get((task_id, fence))
-        if attempt is not None:
-            attempt.cancel()
-
-    def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        return None
 
     async def stop(self, grace: float) -> None:
         if self._executions:
@@ -239,7 +223,7 @@ class Chaos:
     async def _run(self, execution: Execution) -> None:
         started = self._clock.now()
         try:
-            await asyncio.sleep(self._duration())
+            await asyncio.sleep(self._world.duration(self._rng, short=0.9, longest=9.0))
             report = self._outcome(execution, started)
         except asyncio.CancelledError:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
@@ -257,16 +241,6 @@ class Chaos:
             outcome = Outcome.RELEASED if self._releasing else Outcome.CANCELLED
             now = self._clock.now()
             self._report([Report(execution, outcome, now, now)])
-
-    def _duration(self) -> float:
-        """Mostly short, now and then longer than a lease; without faults there is only the rest
-        to be done."""
-        if self._world.faults is NO_FAULTS:
-            return self._rng.uniform(0.0, 0.1)
-        chance = self._rng.random()
-        if chance < 0.3:
-            return 0.0
-        return self._rng.uniform(0.0, 1.0) if chance < 0.9 else self._rng.uniform(4.0, 9.0)
 
     def _outcome(self, execution: Execution, started: float) -> Report:
         now = self._clock.now()

@@ -6,7 +6,7 @@ at once; the simulated network is in `node.py`.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from mainspring.domain.execution import Execution
@@ -26,6 +26,7 @@ from mainspring.workflows.task_changes import TaskChangeService
 from simulation.store import MemoryStore
 from support.rows import MemoryRecord
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -42,12 +43,16 @@ class DirectLink:
         return statement()
 
 
-class RemoteEngineStore(EngineStore):
-    """The engine's store over a link."""
+class OverLink(Generic[S]):
+    """What asks a store over a link."""
 
-    def __init__(self, store: MemoryStore, link: Link) -> None:
+    def __init__(self, store: S, link: Link) -> None:
         self._store = store
         self._link = link
+
+
+class RemoteEngineStore(OverLink[MemoryStore], EngineStore):
+    """The engine's store over a link."""
 
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
@@ -96,17 +101,9 @@ class RemoteEngineStore(EngineStore):
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
 
-    async def expire_leases(
-        self,
-        held: Iterable[TaskRef],
-        *,
-        count_crash: Collection[UUID] = (),
-        presumed: Collection[UUID] = (),
-    ) -> Seen:
+    async def expire_leases(self, held: Iterable[TaskRef], **more: Collection[UUID]) -> Seen:
         asked = list(held)
-        return await self._link.call(
-            lambda: self._store.expire_leases(asked, count_crash=count_crash, presumed=presumed)
-        )
+        return await self._link.call(lambda: self._store.expire_leases(asked, **more))
 
     async def expire(self, ownership: Ownership, *, limit: int) -> list[UUID]:
         return await self._link.call(lambda: self._store.expire(ownership, limit=limit))
@@ -123,12 +120,8 @@ class RemoteEngineStore(EngineStore):
         return await self._link.call(lambda: self._store.retry(ownership, asked))
 
 
-class RemoteTasks(TaskStore):
+class RemoteTasks(OverLink[MemoryStore], TaskStore):
     """The API's store over a link: as much of it as creates tasks."""
-
-    def __init__(self, store: MemoryStore, link: Link) -> None:
-        self._store = store
-        self._link = link
 
     async def create(
         self,
@@ -153,12 +146,8 @@ class RemoteTasks(TaskStore):
         return await self._link.call(lambda: self._store.which_exist(tenant_id, ids))
 
 
-class RemoteChanges(TaskChangeService):
+class RemoteChanges(OverLink[MemoryStore], TaskChangeService):
     """Changes of tasks over a link."""
-
-    def __init__(self, store: MemoryStore, link: Link) -> None:
-        self._store = store
-        self._link = link
 
     async def change(
         self, tenant_id: int, task_id: UUID, decide: Callable[[LockedTask], TaskChange | T]
@@ -166,23 +155,15 @@ class RemoteChanges(TaskChangeService):
         return await self._link.call(lambda: self._store.change(tenant_id, task_id, decide))
 
 
-class RemoteKeys(KeyStore):
+class RemoteKeys(OverLink[MemoryStore], KeyStore):
     """Tenants' limits over a link."""
-
-    def __init__(self, store: MemoryStore, link: Link) -> None:
-        self._store = store
-        self._link = link
 
     async def limits(self, tenants: Collection[int] | None = None) -> dict[int, TenantLimits]:
         return await self._link.call(lambda: self._store.limits(tenants))
 
 
-class RemoteTenants(TenantStore):
+class RemoteTenants(OverLink[MemoryStore], TenantStore):
     """Changes of limits over a link."""
-
-    def __init__(self, store: MemoryStore, link: Link) -> None:
-        self._store = store
-        self._link = link
 
     async def change(
         self, tenant_id: int, decide: Callable[[TenantLimits], TenantLimits], actor: str

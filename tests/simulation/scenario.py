@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from mainspring.api.tasks import changes
 from mainspring.config import Config
 from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
@@ -20,9 +21,9 @@ from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.schedule.policies import Misfire
-from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.domain.task import Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.domain.transitions import Move, TaskStanding
+from mainspring.domain.transitions import Move
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.workers.reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
@@ -335,22 +336,15 @@ class Scenario:
         payload = worker.POISON if far and rng.random() < self.poison else b""
         hurry = rng.random() < 0.15 or stranger
         return NewTask(
-            tenant_id=tenant,
-            id=self.ids.make(now),
-            created=now,
-            run=due,
-            due=due,
+            tenant, self.ids.make(now),
+            created=now, run=due, due=due,
             expires=round(due + rng.uniform(0.0, 6.0), 6) if hurry else None,
             concurrency_key=key,
             concurrency_limit=None if key is None else rng.choice((1, 1, 2)),
-            priority=rng.choice((0, 5, 5, 9)),
-            queue=rng.choice(("default", "default", "mail")),
-            capability=_capability(stranger, far),
-            name=None,
-            labels=None,
-            spec=_FAR_SPEC if far else _SPEC,
-            payload=payload,
-        )
+            priority=rng.choice((0, 5, 5, 9)), queue=rng.choice(("default", "default", "mail")),
+            capability=_capability(stranger, far), name=None, labels=None,
+            spec=_FAR_SPEC if far else _SPEC, payload=payload,
+        )  # fmt: skip
 
     def _make_schedule(self) -> None:
         """One that recurs every few seconds until the faults end."""
@@ -420,19 +414,8 @@ class Scenario:
 
 
 def _decide(rule: Any, locked: LockedTask) -> TaskChange | bool:
-    standing = TaskStanding(
-        TaskState(locked.state), locked.attempts, locked.due_at.timestamp(), locked.cancel_requested
-    )
-    move: Move | None = rule(standing)
-    if move is None:
-        return False
-    change = TaskChange.of(locked)
-    return replace(
-        change,
-        state=move.state,
-        cancel_requested=move.cancel_requested,
-        due=change.due if move.due is None else move.due,
-    )
+    move: Move | None = rule(changes._standing(locked))
+    return False if move is None else changes._moved(locked, move)
 
 
 def _capability(stranger: bool, far: bool) -> str:

@@ -16,7 +16,7 @@ from mainspring.node.workers.mailbox import ExecutionKey
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from simulation.node import SimNode, resolve
-from simulation.world import NO_FAULTS, World
+from simulation.world import World
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class SimWorker:
                 self._executions.pop((tried.id, tried.fence), None)
                 return
             self._begun.add((tried.id, tried.fence))
-            await asyncio.sleep(self._duration())
+            await asyncio.sleep(self.world.duration(self._rng, short=0.8, longest=12.0))
             if tried.payload == POISON:
                 self.world.later(0.0, self.crash)
                 await asyncio.sleep(60)
@@ -176,14 +176,6 @@ class SimWorker:
         return await self._ask(
             lambda lease_service: lease_service.beat(self.holder, beats), _TIMEOUT
         )
-
-    def _duration(self) -> float:
-        if self.world.faults is NO_FAULTS:
-            return self._rng.uniform(0.0, 0.1)
-        chance = self._rng.random()
-        if chance < 0.3:
-            return 0.0
-        return self._rng.uniform(0.0, 1.0) if chance < 0.8 else self._rng.uniform(4.0, 12.0)
 
     def _outcome(self, task_id: UUID, fence: int) -> WorkerReport:
         chance = self._rng.random()

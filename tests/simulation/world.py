@@ -101,6 +101,16 @@ class World:
         slow = self.faults.slow
         return min(1.0, self.rng.expovariate(1 / slow) * (20 if self.rng.random() < 0.1 else 1))
 
+    def duration(self, rng: Random, *, short: float, longest: float) -> float:
+        """How long an execution takes: this share of them is short, others may outlast a lease;
+        without faults there is only the rest to be done."""
+        if self.faults is NO_FAULTS:
+            return rng.uniform(0.0, 0.1)
+        chance = rng.random()
+        if chance < 0.3:
+            return 0.0
+        return rng.uniform(0.0, 1.0) if chance < short else rng.uniform(4.0, longest)
+
     def start_process(self) -> Process:
         process = Process(self.monotonic)  # type: ignore[abstract]  # it is all that is used
         self.processes.append(process)

@@ -1,6 +1,7 @@
 """What the database says about tasks afterwards: finished once, never early, fenced, none lost."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import asyncpg
@@ -120,6 +121,16 @@ class Evidence:
     async def delays(self, ids: Collection[UUID]) -> list[float]:
         """Seconds from due to start of the first executions, sorted."""
         return [row["delay"] for row in await self.rows(_DELAYS, list(ids))]
+
+
+@asynccontextmanager
+async def backup_of(database_url: str, tables: str) -> AsyncIterator[None]:
+    """A backup that reads these tables until this ends."""
+    backup = await asyncpg.connect(database_url)
+    async with backup.transaction():
+        await backup.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+        yield
+    await backup.close()
 
 
 async def waits_for_a_lock(database: Database) -> bool:

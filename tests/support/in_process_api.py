@@ -1,6 +1,6 @@
 """The API in this process, over a real database, with a node that does nothing."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -14,7 +14,6 @@ from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.placement import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.demand import WorkerSession
 from mainspring.engine.explain import Situation
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
@@ -74,10 +73,7 @@ class IdleLeaseService:
         return []
 
     async def beat(
-        self,
-        holder: WorkerSession,
-        beats: Sequence[HeldHeartbeat],
-        about: Mapping[str, object] | None = None,
+        self, holder: object, beats: Sequence[HeldHeartbeat], about: object = None
     ) -> list[HeartbeatAnswer]:
         return [HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 

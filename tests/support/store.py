@@ -71,22 +71,12 @@ class StoreWorld(OwnerWorld):
 
     def _task(self, now: float) -> NewTask:
         return NewTask(
-            tenant_id=self.tenant_id,
-            id=self._ids.make(now),
-            created=now,
-            run=now,
-            due=now,
-            expires=None,
-            concurrency_key=None,
-            concurrency_limit=None,
-            priority=5,
-            queue="default",
-            capability=SPEC.target.capability,
-            name=None,
-            labels=None,
-            spec=msgspec.json.encode(SPEC.stored()),
-            payload=b"{}",
-        )
+            self.tenant_id, self._ids.make(now),
+            created=now, run=now, due=now, expires=None,
+            concurrency_key=None, concurrency_limit=None, priority=5, queue="default",
+            capability=SPEC.target.capability, name=None, labels=None,
+            spec=msgspec.json.encode(SPEC.stored()), payload=b"{}",
+        )  # fmt: skip
 
 
 def success(execution: Execution) -> Finish:

@@ -6,16 +6,15 @@ Metaphors make a reader learn a second vocabulary: everything here has a term of
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
 _ALLOWED = re.compile(r"failed_tries|FAILED_TRIES|held_tries")
 """Names that stay: the first is a cause of lateness, which users read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Banned:
+class Banned(NamedTuple):
     """A pattern of words in lower case, and what to say instead."""
 
     pattern: str

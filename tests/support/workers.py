@@ -144,13 +144,12 @@ async def open_local_node(database_url: str, **settings: Any) -> AsyncIterator[L
     scopes = frozenset({"read", "write", "work", "admin"})
     if await server.keys.find(KEY) is None:
         await server.keys.add(NewKey("work-all", KEY, tenant, scopes))
-    async with aiohttp.ClientSession() as session:
-        local_node = LocalNode(server, Client(session, server.url, KEY), session)
-        try:
+    try:
+        async with aiohttp.ClientSession() as session:
             await eventually(_is_ready(server), within=10, what="the node is ready")
-            yield local_node
-        finally:
-            await server.stop()
+            yield LocalNode(server, Client(session, server.url, KEY), session)
+    finally:
+        await server.stop()
 
 
 def _is_ready(server: Server) -> Any:

@@ -13,6 +13,8 @@ from mainspring.engine.settings import EngineSettings
 from support.rows import execution, row, task_id
 
 ONE_AT_A_TIME = TenantLimits(max_running=1, spread=1)
+RUNNING_FIRST = row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)
+SECOND = row(2, due=0.5, key="k")
 
 
 def anything(_capability: str) -> bool:
@@ -482,34 +484,27 @@ def test_what_ended_before_all_was_given_up_may_run_again() -> None:
     assert numbers(pick(engine, 2.0)) == [1]
 
 
-def test_what_ended_while_rows_were_read_does_not_run_again() -> None:
-    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
+@pytest.mark.parametrize("waits_again", [False, True])
+def test_what_ended_while_rows_were_read_does_not_run_again(waits_again: bool) -> None:
+    engine = make_engine([row(1, key="k"), SECOND])
     (first,) = start(engine)
     with engine.reading():
         # The database was asked before the outcome was written, and answers after it.
-        engine.end(first.row.id, 1, 2.0)
-        engine.update([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
-    assert len(engine.running) == 0
-    assert numbers(pick(engine, 2.0)) == [2]
-
-
-def test_what_waits_again_while_rows_were_read_does_not_run() -> None:
-    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
-    start(engine)
-    with engine.reading():
-        engine.update([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)  # to be tried again, later
-        engine.update([row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)], 2.0)
+        if waits_again:
+            engine.update([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)
+        else:
+            engine.end(first.row.id, 1, 2.0)
+        engine.update([RUNNING_FIRST], 2.0)
     assert len(engine.running) == 0
     assert numbers(pick(engine, 2.0)) == [2]
 
 
 def test_running_tasks_of_a_partition_that_came_back_count() -> None:
-    engine = make_engine([row(1, key="k"), row(2, due=0.5, key="k")])
+    engine = make_engine([row(1, key="k"), SECOND])
     start(engine)
     with engine.reading():
         engine.disown([0], 2.0)
-        found = row(1, rev=2, key="k", state="running", fence=1, lease_end=15.0)
-        engine.own([0], [found, row(2, due=0.5, key="k")], 2.0)
+        engine.own([0], [RUNNING_FIRST, SECOND], 2.0)
     assert pick(engine, 2.0) == []
 
 
@@ -530,22 +525,14 @@ def test_a_task_finished_while_rows_are_read_does_not_wait_again() -> None:
     assert len(engine.window) == 1
 
 
-def test_a_task_run_while_rows_were_read_does_not_wait_again() -> None:
+@pytest.mark.parametrize(("found", "waiting"), [(row(1), 0), (row(1, rev=3, fence=1), 1)])
+def test_of_a_task_run_while_rows_were_read_a_retry_waits(found: TaskRow, waiting: int) -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
     with engine.reading():
         engine.end(first.row.id, 1, 2.0)
-        engine.update([row(1)], 2.0)
-    assert len(engine.window) == 0
-
-
-def test_a_retry_waits_although_an_execution_ended_meanwhile() -> None:
-    engine = make_engine([row(1)])
-    (first,) = start(engine)
-    with engine.reading():
-        engine.end(first.row.id, 1, 2.0)
-        engine.update([row(1, rev=3, fence=1)], 2.0)
-    assert len(engine.window) == 1
+        engine.update([found], 2.0)
+    assert len(engine.window) == waiting
 
 
 def test_what_was_never_known_to_run_does_not_run_after_its_end() -> None:

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mainspring.domain.capability import (
@@ -87,26 +87,19 @@ def test_what_runs_inside_the_node_needs_no_worker() -> None:
     assert all(needs_worker(capability_of(TaskSpec(t, requires=gpu))) for t in outside)
 
 
-def test_nothing_is_picked_without_a_worker_and_it_is_recorded() -> None:
+@pytest.mark.parametrize(("busy", "cause"), [(False, "no_worker"), (True, "fair_share")])
+def test_nothing_is_picked_without_a_free_worker(busy: bool, cause: str) -> None:
+    """A busy worker is a worker all the same."""
     engine = make_engine()
+    if busy:
+        engine.workers.touch(1, WORK, 0.0)
     engine.update([row(1)], 0.0)
     assert engine.pick(1.0, 10, lambda _capability: True) == []
     assert engine.match(1.0, 10) == []
-    assert engine.situation(row(1), 1.0).can_run is False
+    assert engine.situation(row(1), 1.0).can_run is busy
     engine.workers.open(poll(), 5.0)
     (entry,) = engine.match(5.0, 10)
-    assert entry.lateness(5.0) == {"no_worker": 5.0}
-
-
-def test_a_busy_worker_is_a_worker() -> None:
-    engine = make_engine()
-    engine.workers.touch(1, WORK, 0.0)
-    engine.update([row(1)], 0.0)
-    assert engine.match(1.0, 10) == []
-    assert engine.situation(row(1), 1.0).can_run is True
-    engine.workers.open(poll(), 5.0)
-    (entry,) = engine.match(5.0, 10)
-    assert entry.lateness(5.0) == {"fair_share": 5.0}
+    assert entry.lateness(5.0) == {cause: 5.0}
 
 
 def test_an_offer_not_seen_for_long_is_forgotten() -> None:
@@ -267,6 +260,7 @@ _moves = st.one_of(
 )
 
 
+@example(3, [("due", 0, 0)] * 4 + [("ask", 1, 0), ("cancel", 0, 0), ("ask", 3, 0)])
 @given(st.sampled_from([None, 3]), st.lists(_moves, max_size=60))
 def test_of_all_groups_the_earliest_deadline_goes_first(
     most: int | None, moves: list[tuple[str, int, int]]
@@ -275,7 +269,7 @@ def test_of_all_groups_the_earliest_deadline_goes_first(
     engine = make_engine(TenantLimits(max_running=most, spread=1) if most else None)
     offer = Offer(frozenset(f"q{n}" for n in range(4)), frozenset({"work"}))
     waiting: dict[int, int] = {}
-    running: list[UUID] = []
+    running: list[int] = []
     for number, (what, which, due) in enumerate(moves):
         if what == "due":
             engine.update([row(number, queue=f"q{which}", due=due)], 10.0)
@@ -284,6 +278,7 @@ def test_of_all_groups_the_earliest_deadline_goes_first(
         elif what == "cancel":
             engine.remove([task_id(which)], 10.0)
             waiting.pop(which, None)
+            running = [other for other in running if other != which]
         else:
             asking = poll(slots=which, offer=offer)
             engine.workers.open(asking, 10.0)
@@ -292,12 +287,12 @@ def test_of_all_groups_the_earliest_deadline_goes_first(
             room = which if most is None else min(which, most - len(running))
             earliest = sorted(waiting.values())[:room]
             assert [entry.row.due for entry in picked] == earliest
-            for entry in picked:
-                del waiting[entry.row.id.int]
-            running += [entry.row.id for entry in picked]
+            for started in numbers(picked):
+                del waiting[started]
+            running += numbers(picked)
             engine.workers.close(asking)
             while len(running) > 2:
-                engine.end(running.pop(0), 1, 10.0)
+                engine.end(task_id(running.pop(0)), 1, 10.0)
 
 
 def test_queues_that_nothing_waits_in_are_forgotten() -> None:

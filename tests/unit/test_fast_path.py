@@ -50,6 +50,16 @@ async def known(transports: TransportFactory) -> MemoryTransport:
     return transport
 
 
+async def waiting(
+    transports: TransportFactory, app: FastPathApp, *requests: bytes
+) -> MemoryTransport:
+    """A known transport on which these were sent; nothing is answered until the app opens."""
+    transport = await known(transports)
+    app.closed = True
+    transport.send(*requests)
+    return transport
+
+
 # --- what is served on the fast path -----------------------------------------------------------
 
 
@@ -269,9 +279,7 @@ async def test_a_request_during_an_answer_waits_for_it(
 async def test_a_request_behind_an_ordinary_one_waits_too(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
-    transport = await known(transports)
-    app.closed = True
-    transport.send(post(B, path=b"/other"), post(C))
+    transport = await waiting(transports, app, post(B, path=b"/other"), post(C))
     app.open()
     assert [(await transport.read_response())[1] for _ in range(2)] == [
         b"ordinary:bbbb",
@@ -284,9 +292,7 @@ async def test_a_stray_line_break_between_requests(
     transports: TransportFactory, app: FastPathApp, stray: bytes
 ) -> None:
     """RFC 9112, 2.2: some clients send one after a body; it means nothing."""
-    transport = await known(transports)
-    app.closed = True
-    transport.send(post(B), stray)
+    transport = await waiting(transports, app, post(B), stray)
     app.open()
     assert (await transport.read_response())[1] == b"fast:bbbb"
     assert await tell(transport, stray, post(C)) == b"fast:cccc"
@@ -298,9 +304,7 @@ async def test_nonsense_after_an_answer_under_way(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
     """The request that was begun is not begun again, not even when its client leaves."""
-    transport = await known(transports)
-    app.closed = True
-    transport.send(post(B), b"nonsense\r\n\r\n")
+    transport = await waiting(transports, app, post(B), b"nonsense\r\n\r\n")
     assert transport.silent
     transport.hang_up()
     app.open()
@@ -310,9 +314,7 @@ async def test_nonsense_after_an_answer_under_way(
 async def test_a_closed_connection_is_not_answered(
     transports: TransportFactory, app: FastPathApp
 ) -> None:
-    transport = await known(transports)
-    app.closed = True
-    transport.send(post(B), post(C))
+    transport = await waiting(transports, app, post(B), post(C))
     transport.hang_up()
     app.open()  # to write now would be an error
     assert app.served[1:] == [(FAST, B)], "and who waited behind is not served"

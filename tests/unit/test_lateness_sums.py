@@ -113,37 +113,34 @@ def life_after(before: list[OneExecution], sla: float) -> Life:
     return life
 
 
-@given(st.lists(executions, max_size=6), executions, st.floats(0.0, 2000.0))
-def test_every_second_is_there_once(
-    before: list[OneExecution], last: OneExecution, sla: float
-) -> None:
-    life = life_after(before, sla)
+lives = st.builds(life_after, st.lists(executions, max_size=6), st.floats(0.0, 2000.0))
+
+
+@given(lives, executions)
+def test_every_second_is_there_once(life: Life, last: OneExecution) -> None:
     moments = life.pick(last)
     started = life.start(last)
-    verdict = judge_start(moments, life.earlier, started, sla)
+    verdict = judge_start(moments, life.earlier, started, life.sla)
     kept, slack = verdict.lateness or {}, SLACK * life.count
     assert sum(kept.values()) == pytest.approx(started - life.first_due, abs=slack)
     for cause, true in life.truth.items():
         assert kept.get(cause, 0.0) == pytest.approx(true, abs=slack), cause
     assert Cause.UNATTRIBUTED not in kept
     assert life.first_start is not None
-    assert verdict.met is (life.first_start - life.first_due <= sla)
+    assert verdict.met is (life.first_start - life.first_due <= life.sla)
     assert (verdict.blame is None) is verdict.met
 
 
-@given(st.lists(executions, max_size=6), executions, st.floats(0.0, 2000.0))
-def test_a_task_that_ends_by_a_loss_is_judged_by_its_starts(
-    before: list[OneExecution], last: OneExecution, sla: float
-) -> None:
-    life = life_after(before, sla)
+@given(lives, executions)
+def test_a_task_that_ends_by_a_loss_is_judged_by_its_starts(life: Life, last: OneExecution) -> None:
     moments = life.pick(last)
     life.now += last.ran
-    verdict = judge_loss(moments, life.earlier, life.now, sla)
+    verdict = judge_loss(moments, life.earlier, life.now, life.sla)
     if life.first_start is not None:
-        assert verdict.met is (life.first_start - life.first_due <= sla)
+        assert verdict.met is (life.first_start - life.first_due <= life.sla)
     else:
         late = life.now - life.first_due
-        assert verdict.met is (False if late > sla else None)
+        assert verdict.met is (False if late > life.sla else None)
         assert sum((verdict.lateness or {}).values()) == pytest.approx(late, abs=SLACK)
 
 

@@ -149,6 +149,21 @@ class Bench:
         finally:
             await supervisor.stop()
 
+    @asynccontextmanager
+    async def reading_slowly(
+        self, *found: TaskRow, wakes: Sequence[Woken] = ()
+    ) -> AsyncIterator[None]:
+        """Read partition 3, which takes until this ends; ten seconds go by, and the others look for
+        wakes meanwhile."""
+        self.store.slow_in = 3
+        self.partition_loader.load([3])
+        async with self.running():
+            await self.store.until(lambda: [3] in self.store.asked_for("window"))
+            self.store.partition_loader, self.store.wakes = list(found), list(wakes)
+            self.clock.advance(10)
+            await self.request_wakes(len(self.store.asked_for("wakes")) + 2)
+            yield
+
     async def request_wakes(self, times: int) -> list[object]:
         """Let it look so often; return what it named as heard."""
         while len(asked := self.store.asked_for("wakes")) < times:
@@ -204,27 +219,15 @@ async def test_what_is_too_much_at_once_is_asked_for_in_smaller_parts(bench: Ben
 
 
 async def test_while_a_partition_is_read_all_else_goes_on(bench: Bench) -> None:
-    bench.store.slow_in = 3
-    bench.partition_loader.load([3])
-    async with bench.running():
-        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
-        bench.store.partition_loader = [task(1, partition=1, due=NOW + 15)]
-        bench.store.wakes = [Woken([task(2, partition=2)], [], [10])]
-        bench.clock.advance(10)
-        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
+    woken = Woken([task(2, partition=2)], [], [10])
+    async with bench.reading_slowly(task(1, partition=1, due=NOW + 15), wakes=[woken]):
         assert len(bench.state.engine.window) == 2
         assert bench.state.engine.partitions == {1, 2}
 
 
 async def test_a_slow_read_catches_up_with_the_horizon(bench: Bench) -> None:
     """What came into sight during the read was read for the others, but not for this one."""
-    bench.store.slow_in = 3
-    bench.partition_loader.load([3])
-    async with bench.running():
-        await bench.store.until(lambda: [3] in bench.store.asked_for("window"))
-        bench.store.partition_loader = [task(1, partition=3, due=NOW + 15)]
-        bench.clock.advance(10)
-        await bench.request_wakes(len(bench.store.asked_for("wakes")) + 2)
+    async with bench.reading_slowly(task(1, partition=3, due=NOW + 15)):
         bench.store.slow.set()
         await bench.store.until(lambda: 3 in bench.state.engine.partitions)
     assert len(bench.state.engine.window) == 1
