@@ -67,7 +67,7 @@ class _Client(Installation[F]):
         proxy: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
-        patience: float = DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         transport: Transport | None = None,
     ) -> None:
         where = address(
@@ -78,7 +78,7 @@ class _Client(Installation[F]):
             client_cert=client_cert,
             client_key=client_key,
         )
-        caller = ApiCaller(transport or self._transport(where), where.api_key, patience)
+        caller = ApiCaller(transport or self._transport(where), where.api_key, timeout)
         super().__init__(caller)
         self.address = where
 
