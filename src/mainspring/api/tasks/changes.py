@@ -92,6 +92,30 @@ class TaskChangeResource:
         self.node.announce(changed=self.node.ownership().partitions)
         return Response(status_code=204)
 
+    async def complete(self, call: TenantCall) -> Response:
+        """Record the outcome under the fence, on any node."""
+        sent = decode_as(CompleteIn, await call.body(), _payloads)
+        running = await self.tasks.running(call.tenant_id, call.task_id)
+        if running is None:
+            await existing_task(self.tasks, call)
+            raise Conflict("the task is not running: it ended, or waits for its next execution")
+        if running.spec.target.type != "http":
+            raise no_such_task(call.task_id)
+        if running.fence != sent.fence:
+            raise Conflict("there is a newer execution: the outcome of this one does not count")
+        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
+        error = None
+        if outcome is Outcome.FAILED:
+            error = TaskError("failed", sent.error or "the receiver reported a failure")
+        result = bytes(sent.result) or None
+        report = Report(
+            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
+            status_code=202,
+        )  # fmt: skip
+        if not await self.node.conclude(report):
+            raise Conflict("the execution has just ended: another outcome was recorded")
+        return task_response(await existing_task(self.tasks, call))
+
     async def _refuse(
         self, call: TenantCall, error: RequestError, patch: TaskPatch | None
     ) -> NoReturn:
@@ -163,38 +187,6 @@ class TaskBulk:
                 if done.partitions:
                     self.node.announce(changed=done.partitions)
         return json_response(CancelledOut(total.ended, total.asked))
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Records the outcome under the fence, on any node."""
-
-    tasks: TaskStore
-    node: NodePort
-    clock: Clock
-
-    async def complete(self, call: TenantCall) -> Response:
-        sent = decode_as(CompleteIn, await call.body(), _payloads)
-        running = await self.tasks.running(call.tenant_id, call.task_id)
-        if running is None:
-            await existing_task(self.tasks, call)
-            raise Conflict("the task is not running: it ended, or waits for its next execution")
-        if running.spec.target.type != "http":
-            raise no_such_task(call.task_id)
-        if running.fence != sent.fence:
-            raise Conflict("there is a newer execution: the outcome of this one does not count")
-        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
-        error = None
-        if outcome is Outcome.FAILED:
-            error = TaskError("failed", sent.error or "the receiver reported a failure")
-        result = bytes(sent.result) or None
-        report = Report(
-            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
-            status_code=202,
-        )  # fmt: skip
-        if not await self.node.conclude(report):
-            raise Conflict("the execution has just ended: another outcome was recorded")
-        return task_response(await existing_task(self.tasks, call))
 
 
 def _standing(task: LockedTask | StoredTask) -> TaskStanding:

@@ -5,7 +5,7 @@ from uuid import UUID
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
-from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
+from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
@@ -14,6 +14,7 @@ from mainspring.errors import Conflict, PreconditionFailed
 from mainspring.store.vault import NoKey
 from mainspring.wire import tasks as wire
 from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
+from mainspring.wire.workers import LogPage
 
 _TASKS = Tag("Tasks")
 _HTTP_TASK = {
@@ -47,7 +48,6 @@ def task_routes(
     changes: TaskChangeResource,
     bulk: TaskBulk,
     explanation: TaskExplanation,
-    completion: Completion,
 ) -> Routes:
     return {
         "GET /v1/tasks": _page(reading),
@@ -76,7 +76,8 @@ def task_routes(
                 "Makes a waiting task due at once. Calling twice is harmless.",
             ),
         ),
-        "POST /v1/tasks/{id}/complete": _complete(completion),
+        "POST /v1/tasks/{id}/complete": _complete(changes),
+        "GET /v1/tasks/{id}/logs": _logs(reading),
     }  # fmt: skip
 
 
@@ -199,12 +200,20 @@ def _explain(explanation: TaskExplanation) -> TenantOperation:
     )  # fmt: skip
 
 
-def _complete(completion: Completion) -> TenantOperation:
+def _complete(changes: TaskChangeResource) -> TenantOperation:
     done = {"done": {"fence": 1, "status": "succeeded", "result": {"rows": 12}}}
     return Tag("Webhooks").tenant(
-        "work", completion.complete, "completeTask", "Report the outcome of accepted work",
+        "work", changes.complete, "completeTask", "Report the outcome of accepted work",
         "For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is the one "
         "it was sent in `X-Mainspring-Fence`; a newer execution makes an older fence void (409).",
         ok("The task as it is now.", wire.TaskOut), body=docs.Body(wire.CompleteIn, examples=done),
         problems=[Conflict],
+    )  # fmt: skip
+
+
+def _logs(reading: TaskReading) -> TenantOperation:
+    return _TASKS.tenant(
+        "read", reading.logs, "listLogs", "Read a task's log lines",
+        "In the order in which they came, over all executions.",
+        ok("A page of lines.", LogPage), params=docs.NUMBERED,
     )  # fmt: skip
