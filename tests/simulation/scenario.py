@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from mainspring.api.tasks.changes import change_by
 from mainspring.config import Config
 from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
@@ -20,14 +21,12 @@ from mainspring.domain.placement import partition_of
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.schedule.policies import Misfire
-from mainspring.domain.task import Target, TaskSpec, TaskState
+from mainspring.domain.task import Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.domain.transitions import Move, TaskStanding
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.workers.reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule.schedules import Template
-from mainspring.store.tasks import LockedTask, TaskChange
 from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
@@ -395,7 +394,7 @@ class Scenario:
 
         async def ask() -> None:
             try:
-                decided = await node.changes.change(tenant, task_id, partial(_decide, rule))
+                decided = await node.changes.change(tenant, task_id, partial(change_by, rule))
             except (StoreUnavailable, Conflict):
                 return
             if decided is True:
@@ -417,22 +416,6 @@ class Scenario:
                 self.problem = problem
         self.world.note(f"{event['event']} {event}")
         raise structlog.DropEvent
-
-
-def _decide(rule: Any, locked: LockedTask) -> TaskChange | bool:
-    standing = TaskStanding(
-        TaskState(locked.state), locked.attempts, locked.due_at.timestamp(), locked.cancel_requested
-    )
-    move: Move | None = rule(standing)
-    if move is None:
-        return False
-    change = TaskChange.of(locked)
-    return replace(
-        change,
-        state=move.state,
-        cancel_requested=move.cancel_requested,
-        due=change.due if move.due is None else move.due,
-    )
 
 
 def _capability(stranger: bool, far: bool) -> str:

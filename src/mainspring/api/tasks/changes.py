@@ -5,6 +5,7 @@ Every change is decided on the locked row, by the rules of `domain.transitions`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -136,11 +137,7 @@ class TaskChangeResource:
         raise type(error)(error.detail, [*error.problems, *more]) from None
 
     async def _move(self, call: TenantCall, rule: Rule) -> Response:
-        def decide(locked: LockedTask) -> TaskChange | bool:
-            move = rule(_standing(locked))
-            return False if move is None else _moved(locked, move)
-
-        decided, task = await self._decide(call, decide)
+        decided, task = await self._decide(call, partial(change_by, rule))
         if decided is None:
             # It is finished: the rule says whether that is what the caller wanted.
             rule(_standing(task))
@@ -199,7 +196,11 @@ def _standing(task: LockedTask | StoredTask) -> TaskStanding:
     )
 
 
-def _moved(locked: LockedTask, move: Move) -> TaskChange:
+def change_by(rule: Rule, locked: LockedTask) -> TaskChange | bool:
+    """Return the change of the task that the rule decides on; False where there is none to make."""
+    move = rule(_standing(locked))
+    if move is None:
+        return False
     change = TaskChange.of(locked)
     return replace(
         change,
