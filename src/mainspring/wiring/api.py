@@ -9,11 +9,9 @@ from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import KeyResource
 from mainspring.api.admin.operations import Operations
 from mainspring.api.admin.routes import (
-    audit_routes,
-    cluster_routes,
     health_routes,
+    installation_routes,
     key_routes,
-    limit_routes,
     tenant_routes,
 )
 from mainspring.api.admin.secret_routes import egress_routes, secret_routes
@@ -219,7 +217,7 @@ def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
     )
     tenants = TenantResource(store.tenants, deps.activity, config, unpredictable)
     yield key_routes(keys)
-    yield limit_routes(tenants)
-    yield audit_routes(AuditResource(store.audit))
     yield tenant_routes(tenants)
-    yield cluster_routes(ClusterResource(store.topology, config.overdue_after))
+    yield installation_routes(
+        AuditResource(store.audit), ClusterResource(store.topology, config.overdue_after)
+    )

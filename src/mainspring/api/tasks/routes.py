@@ -10,7 +10,7 @@ from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
-from mainspring.errors import Conflict, PreconditionFailed
+from mainspring.errors import Conflict
 from mainspring.store.vault import NoKey
 from mainspring.wire import tasks as wire
 from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
@@ -54,10 +54,9 @@ def task_routes(
         "POST /v1/tasks": _create(creation),
         "POST /v1/tasks/batch": _create_batch(creation),
         "POST /v1/tasks/cancel": _cancel_many(bulk),
-        **_item_routes(reading, changes),
-        "GET /v1/tasks/{id}/explain": _explain(explanation),
+        **_item_routes(reading, changes, explanation),
         **_TASKS.verbs(
-            "/v1/tasks/{id}", "Task", _THE_TASK, [docs.IF_MATCH], [Conflict, PreconditionFailed],
+            "/v1/tasks/{id}", "Task", _THE_TASK, if_match=True,
             cancel=(
                 changes.cancel, "Cancel a task",
                 "A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
@@ -158,7 +157,9 @@ def _cancel_many(bulk: TaskBulk) -> TenantOperation:
     )  # fmt: skip
 
 
-def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
+def _item_routes(
+    reading: TaskReading, changes: TaskChangeResource, explanation: TaskExplanation
+) -> Routes:
     sooner = {"sooner": {"delay": 60, "priority": 9}}
     return {
         "GET /v1/tasks/{id}": _TASKS.tenant(
@@ -171,15 +172,13 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             "While it has not started. A field that is given replaces the old value whole. A step "
             "that waits for others (`blocked`) takes its values from its workflow when its turn "
             "comes, and cannot be changed before.",
-            _THE_TASK, params=[docs.DRY_RUN, docs.IF_MATCH],
+            _THE_TASK, params=[docs.DRY_RUN], if_match=True, problems=[Conflict, NoKey],
             body=docs.Body(wire.TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
-            problems=[Conflict, NoKey, PreconditionFailed],
         ),
-        "DELETE /v1/tasks/{id}": _TASKS.tenant(
-            "write", changes.delete, "deleteTask", "Delete a task",
+        "DELETE /v1/tasks/{id}": _TASKS.delete(
+            "write", changes.delete, "Task", "a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
-            "the audit log.",
-            docs.GONE, params=[docs.IF_MATCH], problems=[PreconditionFailed],
+            "the audit log.", if_match=True,
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
             "read", reading.executions, "listExecutions", "List a task's executions",
@@ -187,17 +186,14 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             ok("The executions.", wire.ExecutionList),
             params=[docs.Param("outcome", wire.OutcomeOut, "Only executions that ended so.")],
         ),
+        "GET /v1/tasks/{id}/explain": _TASKS.tenant(
+            "read", explanation.one, "explainTask", "Explain why a task is not running",
+            "The gates in the order in which a task meets them, each passed or not. The verdict is "
+            "the first that is not passed, or `ready`, `running` or `finished`; of a finished task "
+            "the lateness says where the seconds between due and start went.",
+            ok("The explanation.", wire.ExplanationOut),
+        ),
     }  # fmt: skip
-
-
-def _explain(explanation: TaskExplanation) -> TenantOperation:
-    return _TASKS.tenant(
-        "read", explanation.one, "explainTask", "Explain why a task is not running",
-        "The gates in the order in which a task meets them, each passed or not. The verdict is the "
-        "first that is not passed, or `ready`, `running` or `finished`; of a finished task the "
-        "lateness says where the seconds between due and start went.",
-        ok("The explanation.", wire.ExplanationOut),
-    )  # fmt: skip
 
 
 def _complete(changes: TaskChangeResource) -> TenantOperation:
