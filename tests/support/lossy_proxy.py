@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qs, quote, urlsplit
 
+from mainspring.cli.serving import wait_for_first
+
 _SOCKET = ".s.PGSQL.5432"
 _UNTYPED = 4  # the first message of a connection has a length, but no type
 _READY_FOR_QUERY = b"Z"
@@ -88,12 +90,7 @@ class _Connection:
     async def run(self) -> None:
         """Pass messages both ways until one side ends or an answer is lost."""
         ways = [asyncio.create_task(self._forward()), asyncio.create_task(self._answer())]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+        await wait_for_first(*ways)
 
     async def _forward(self) -> None:
         header = await self._reader.readexactly(_UNTYPED)
