@@ -105,8 +105,6 @@ TEXT_EXEMPT = {
 }
 # What was called otherwise is history: of users' versions, and of databases.
 HISTORY = {ROOT / "CHANGELOG.md", *(SOURCE / "mainspring" / "store" / "migrations").glob("*.sql")}
-# Rooms that still say "try" where they mean an execution: none may be added.
-SAY_TRY = {"api", "cli", "errors", "sdk", "testing", "wire"}
 
 
 # --- who may import whom --------------------------------------------------------------------
@@ -296,7 +294,6 @@ def test_an_execution_is_called_execution() -> None:
     assert_none(
         f"{path.relative_to(ROOT)}:{number} write {EXECUTION.use}: {line.strip()[:80]}"
         for path in worded_texts()
-        if not (path.is_relative_to(SOURCE) and room_of(module_name(path)) in SAY_TRY)
         for number, line in EXECUTION.lines_of(path.read_text())
     )
 

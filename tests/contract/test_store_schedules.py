@@ -33,8 +33,8 @@ async def test_what_is_due_is_decided_once(stores: StoreSet) -> None:
     schedule = await stores.inspect.add_schedule(tenant, definition)
     due = await stores.schedules.due(EVERYWHERE, until=time.time(), limit=100)
     assert [(d.tenant_id, d.id, d.wake) for d in due] == [(tenant, schedule, definition.anchor)]
-    settled = await stores.schedules.fire(ownership, due)
-    [made] = settled.made
+    decisions = await stores.schedules.fire(ownership, due)
+    [made] = decisions.made
     assert (made.task.schedule_id, made.task.nominal) == (schedule, definition.anchor)
     assert (await stores.row(tenant, made.task.id)).partition == made.partition
     again = await stores.schedules.fire(ownership, due)
@@ -62,7 +62,7 @@ async def test_an_outage_is_one_transaction(stores: StoreSet, policy: str) -> No
     misfire = Misfire(policy, 3600, 3)  # type: ignore[arg-type]
     definition = every_minute(590, misfire=misfire)
     schedule = await stores.inspect.add_schedule(tenant, definition)
-    settled = await decide(stores, ownership)
+    decisions = await decide(stores, ownership)
     first = definition.anchor
     lines = {
         "skip": [(first, first + 540, 10, "skipped_misfire")],
@@ -76,7 +76,7 @@ async def test_an_outage_is_one_transaction(stores: StoreSet, policy: str) -> No
         ],
     }
     assert await stores.inspect.ledger(schedule) == lines[policy]
-    assert len(settled.made) == {"skip": 0, "latest": 1, "all": 3}[policy]
+    assert len(decisions.made) == {"skip": 0, "latest": 1, "all": 3}[policy]
 
 
 async def test_only_the_owner_decides(stores: StoreSet) -> None:
@@ -128,12 +128,12 @@ async def test_overlap_is_decided_by_what_is_unfinished(
     schedule = await stores.inspect.add_schedule(tenant, definition)
     made = (await decide(stores, ownership)).made[-1]
     while True:
-        settled = await decide(stores, ownership)
-        if settled.decided:
+        decisions = await decide(stores, ownership)
+        if decisions.decided:
             break
     assert (await stores.inspect.ledger(schedule))[-1][3] == decision
     end = await stores.inspect.end_of(made.task.id)
     assert (end.state if end else "scheduled") == state
     if state == "cancelled":
-        assert settled.cancelled_in == {made.partition}
+        assert decisions.cancelled_in == {made.partition}
         assert (made.partition, made.task.id) in await stores.inspect.wakes()

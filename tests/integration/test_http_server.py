@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-LIMITS = replace(LONG_LIMITS, timeout=0.3)
+LIMITS = LONG_LIMITS._replace(timeout=0.3)
 
 
 @dataclass
@@ -181,7 +181,7 @@ async def test_no_header_of_an_answer_breaks_its_line(value: str) -> None:
 
 async def test_the_timeout_is_for_each_request_anew() -> None:
     """A connection that is used for longer than the limit is not cut off."""
-    async with open_server(replace(LIMITS, timeout=0.2)) as under_test:
+    async with open_server(LIMITS._replace(timeout=0.2)) as under_test:
         connection = await under_test.connect()
         for _ in range(4):
             connection.send(GET[:10])
@@ -353,7 +353,7 @@ async def test_an_answer_that_is_not_taken() -> None:
 
 
 async def test_too_many_connections() -> None:
-    async with open_server(replace(LONG_LIMITS, connections=2)) as under_test:
+    async with open_server(LONG_LIMITS._replace(connections=2)) as under_test:
         early = [await under_test.connect() for _ in range(2)]
         for connection in early:
             connection.send(GET)

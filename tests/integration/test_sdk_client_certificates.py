@@ -84,7 +84,7 @@ async def test_clients_show_their_certificate(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"ca": str(authority.file), "patience": 0.5}
+    options: dict[str, Any] = {"ca": str(authority.file), "timeout": 0.5}
     strange = shown(Authority(openssl, tmp_path, "strange").issue("client"))
     for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable, match=MISSING):

@@ -64,7 +64,7 @@ async def test_only_our_own_variable_names_the_proxy(
         monkeypatch.setenv(variable, proxy.url)
     for create in SYNC_AND_ASYNC:
         with pytest.raises(Unreachable):
-            await create(f"http://{NAME}", tenant.key, patience=0.5)
+            await create(f"http://{NAME}", tenant.key, timeout=0.5)
     assert proxy.asked == []
     monkeypatch.setenv("MAINSPRING_PROXY", proxy.url)
     for create in SYNC_AND_ASYNC:
@@ -115,7 +115,7 @@ async def test_a_refusal_does_not_show_the_password(
     async with tunnel_proxy({NAME: "http://127.0.0.1:1"}, login="ann:s3cret") as proxy:
         url = f"http://{login}@127.0.0.1:{proxy.port}"
         with pytest.raises(Unreachable, match=why) as told:
-            await create(f"http://{name}", "key", proxy=url, patience=0.3)
+            await create(f"http://{name}", "key", proxy=url, timeout=0.3)
     assert login.partition(":")[2] not in str(told.value)
     assert login not in repr(Client(f"http://{name}", "key", proxy=url).address)
 

@@ -69,13 +69,13 @@ async def test_a_request_that_is_refused_before_all_of_it_is_sent(local_node: Lo
     payload = "x" * 20_000_000
 
     def blocking() -> None:
-        with Client(local_node.server.url, KEY, patience=5) as client:
+        with Client(local_node.server.url, KEY, timeout=5) as client:
             client.tasks.create(handler("x"), payload=payload)
 
     for _ in range(3):
         with pytest.raises(TooLarge, match="20000"):
             await asyncio.to_thread(blocking)
-        async with AsyncClient(local_node.server.url, KEY, patience=5) as client:
+        async with AsyncClient(local_node.server.url, KEY, timeout=5) as client:
             with pytest.raises(TooLarge, match="20000"):
                 await client.tasks.create(handler("x"), payload=payload)
 

@@ -318,16 +318,16 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             where=some_filters,
             limit=st.sampled_from((1, 3, 50)),
             scan=st.sampled_from((1, 7, 20_000)),
-            patience=st.sampled_from((-1.0, 5.0)),
+            timeout=st.sampled_from((-1.0, 5.0)),
             scans=st.sampled_from(((), (7,), (200, 5000))),
         )
         def explore(
-            where: TaskFilter, limit: int, scan: int, patience: float, scans: tuple[int, ...]
+            where: TaskFilter, limit: int, scan: int, timeout: float, scans: tuple[int, ...]
         ) -> None:
             wanted = [row for row in reversed(rows) if matches(row, where)]
             tasks = TaskStore(database, near=30, scan=scan)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(paging, "TIME_LIMIT", patience)
+                patch.setattr(paging, "TIME_LIMIT", timeout)
                 patch.setattr(list_search, "FIRST_SCANS", scans)
                 found = runner.run(walk(tasks, tenant_id, where, limit))
                 assert found == [row.id for row in wanted]
@@ -335,7 +335,7 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             shown = [(t.id, t.state, t.queue, t.name, t.labels) for t in first.items]
             expected = [(r.id, r.state, r.queue, r.name, r.labels) for r in wanted[:limit]]
             # Nobody who reads one page only takes the list for empty.
-            assert shown == expected if patience > 0 else shown == expected[: len(shown)]
+            assert shown == expected if timeout > 0 else shown == expected[: len(shown)]
 
         explore()
         runner.run(database.close())

@@ -193,7 +193,7 @@ async def test_nobody_waits_long_behind_a_step_that_waits_for_a_backup(empty_url
                 assert (await told.get()).startswith("waiting for pg_dump (process ")
                 assert await fetch(empty_url, "SELECT count(*) FROM tasks") == [(0,)]
             with pytest.raises(MigrationError, match=r"in use for 0 s.* by pg_dump"):
-                await migrate(empty_url, patience=0)
+                await migrate(empty_url, timeout=0)
         assert await migrating == [step]
     await backup.close()
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from mainspring.api.tasks import changes
+from mainspring.api.tasks.changes import change_by
 from mainspring.config import Config
 from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
@@ -23,12 +23,10 @@ from mainspring.domain.schedule.definition import ScheduleDefinition
 from mainspring.domain.schedule.policies import Misfire
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.domain.transitions import Move
 from mainspring.errors import Conflict, StoreUnavailable
 from mainspring.node.workers.reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
 from mainspring.store.schedule.schedules import Template
-from mainspring.store.tasks import LockedTask, TaskChange
 from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode
@@ -389,7 +387,7 @@ class Scenario:
 
         async def ask() -> None:
             try:
-                decided = await node.changes.change(tenant, task_id, partial(_decide, rule))
+                decided = await node.changes.change(tenant, task_id, partial(change_by, rule))
             except (StoreUnavailable, Conflict):
                 return
             if decided is True:
@@ -411,11 +409,6 @@ class Scenario:
                 self.problem = problem
         self.world.note(f"{event['event']} {event}")
         raise structlog.DropEvent
-
-
-def _decide(rule: Any, locked: LockedTask) -> TaskChange | bool:
-    move: Move | None = rule(changes._standing(locked))
-    return False if move is None else changes._moved(locked, move)
 
 
 def _capability(stranger: bool, far: bool) -> str:

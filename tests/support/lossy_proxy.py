@@ -89,9 +89,8 @@ class _Connection:
 
     async def run(self) -> None:
         """Pass messages both ways until one side ends or an answer is lost."""
-        await wait_for_first(
-            asyncio.create_task(self._forward()), asyncio.create_task(self._answer())
-        )
+        ways = [asyncio.create_task(self._forward()), asyncio.create_task(self._answer())]
+        await wait_for_first(*ways)
 
     async def _forward(self) -> None:
         header = await self._reader.readexactly(_UNTYPED)

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
-_ALLOWED = re.compile(r"failed_tries|FAILED_TRIES|held_tries")
-"""Names that stay: the first is a cause of lateness, which users read."""
+_ALLOWED = re.compile(r"failed_tries|FAILED_TRIES")
+"""A name that stays: a cause of lateness, which users read."""
 
 
 class Banned(NamedTuple):
@@ -67,6 +67,8 @@ NOT_IN_NAMES = (
     Banned("bury|buried", "declare dead"),
     Banned("hatch|hatches", "the mechanism"),
     Banned("wish|wishes", "request"),
+    Banned("patience", "timeout"),
+    Banned("unsure|doubt", "maybe_expired, mark_stale"),
 )
 """Words that plain English needs, but that say nothing as a name."""
 

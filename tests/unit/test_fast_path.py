@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -238,7 +237,7 @@ async def test_a_request_that_is_declined_is_served_once(
 
 
 async def test_too_many_connections_are_refused(app: FastPathApp) -> None:
-    transports = TransportFactory(app, replace(LIMITS, connections=1))
+    transports = TransportFactory(app, LIMITS._replace(connections=1))
     await known(transports)
     late = transports.connect()
     late.send(post(B))
@@ -389,7 +388,7 @@ async def test_no_connection_is_closed_before_its_answer(
 
 async def test_a_request_served_on_the_spot_has_arrived(app: FastPathApp) -> None:
     """The timeout of a silent connection ends when something was sent."""
-    transports = TransportFactory(app, replace(LIMITS, timeout=0.05))
+    transports = TransportFactory(app, LIMITS._replace(timeout=0.05))
     await known(transports)
     transport, silent = transports.connect(), transports.connect()
     assert await tell(transport, post(B)) == b"fast:bbbb"

@@ -311,6 +311,12 @@ def test_a_statement_for_every_driver() -> None:
             mainspring.Enqueue({"target": mainspring.handler("x"), **extra})
 
 
+@pytest.mark.parametrize("kind", [App, mainspring.Client])
+def test_a_field_that_no_address_has_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ulr'"):
+        kind(ulr="http://127.0.0.1:1", api_key="key")
+
+
 def test_there_is_no_current_context_outside_of_a_handler() -> None:
     with pytest.raises(LookupError):
         mainspring.current()

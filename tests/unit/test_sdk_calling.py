@@ -107,14 +107,14 @@ def scripted(*answers: bytes) -> Iterator[Script]:
 Call = Callable[[Any], Awaitable[Any] | Any]
 
 
-async def in_awaiting(url: str, call: Call, patience: float) -> Any:
-    async with AsyncClient(url, "key", patience=patience) as client:
+async def in_awaiting(url: str, call: Call, seconds: float) -> Any:
+    async with AsyncClient(url, "key", timeout=seconds) as client:
         return await call(client)
 
 
-async def in_blocking(url: str, call: Call, patience: float) -> Any:
+async def in_blocking(url: str, call: Call, seconds: float) -> Any:
     def work() -> Any:
-        with Client(url, "key", patience=patience) as client:
+        with Client(url, "key", timeout=seconds) as client:
             return call(client)
 
     return await asyncio.to_thread(work)
@@ -122,8 +122,8 @@ async def in_blocking(url: str, call: Call, patience: float) -> Any:
 
 @pytest.fixture(params=[in_awaiting, in_blocking], ids=["async", "sync"])
 def through(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    def go(script: Script, call: Call, patience: float = 10.0) -> Any:
-        return request.param(script.url, call, patience)
+    def go(script: Script, call: Call, timeout: float = 10.0) -> Any:
+        return request.param(script.url, call, timeout)
 
     return go
 
@@ -159,7 +159,7 @@ class TestTryingAgain:
 
     async def test_retrying_ends_at_the_timeout(self, through: Any) -> None:
         with scripted(answer(503, retry_after="60")) as script, pytest.raises(Unavailable) as told:
-            await through(script, lambda client: client.tasks.get(ID), patience=0.5)
+            await through(script, lambda client: client.tasks.get(ID), timeout=0.5)
         assert (told.value.status, told.value.retry_after) == (503, 60.0)
 
     async def test_nobody_listens(self, through: Any) -> None:
@@ -167,7 +167,7 @@ class TestTryingAgain:
             port = free.getsockname()[1]
         with pytest.raises(Unreachable):
             await through(
-                Script([], f"http://127.0.0.1:{port}"), lambda c: c.tasks.get(ID), patience=0.3
+                Script([], f"http://127.0.0.1:{port}"), lambda c: c.tasks.get(ID), timeout=0.3
             )
 
     async def test_a_repeated_delete_that_had_succeeded(self, through: Any) -> None:
@@ -232,7 +232,7 @@ class TestProblems:
             scripted(*[b"SSH-2.0 hello\r\n\r\n"] * 9) as script,
             pytest.raises(Unreachable, match="not HTTP"),
         ):
-            await through(script, lambda client: client.tasks.get(ID), patience=0.3)
+            await through(script, lambda client: client.tasks.get(ID), timeout=0.3)
 
     async def test_a_redirect_is_not_followed(self, through: Any) -> None:
         with (

@@ -14,6 +14,9 @@ from mainspring.store.creation import EagerLeaseOffer, NewTask
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.workflow.step_rows import Moved
 
+AboutWorker = Mapping[str, object] | None
+"""What a worker tells of itself, if anything."""
+
 
 class LeasePort(Protocol):
     """The node as workers see it. Every method waits for the database, and raises its errors."""
@@ -22,10 +25,7 @@ class LeasePort(Protocol):
         """Wait for tasks; when it is cancelled, what was leased meanwhile is released."""
 
     async def beat(
-        self,
-        holder: WorkerSession,
-        beats: Sequence[HeldHeartbeat],
-        about: Mapping[str, object] | None = None,
+        self, holder: WorkerSession, beats: Sequence[HeldHeartbeat], about: AboutWorker = None
     ) -> list[HeartbeatAnswer]:
         """Extend the leases of what a worker runs."""
 

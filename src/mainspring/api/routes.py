@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 from mainspring.api.http.operations import (
@@ -24,7 +24,7 @@ from mainspring.api.http.operations import (
     TenantOperation,
 )
 from mainspring.api.openapi import operation as docs
-from mainspring.errors import MainspringError
+from mainspring.errors import Conflict, MainspringError, PreconditionFailed
 
 Routes = Mapping[str, Operation]
 """Operations by method and path: `GET /v1/tasks/{id}`."""
@@ -54,16 +54,25 @@ class Tag:
         summary: str,
         description: str,
         *replies: docs.ResponseDoc,
+        if_match: bool = False,
         **more: Unpack[More],
     ) -> docs.Doc:
-        """Documentation of an operation of this group."""
-        return docs.Doc(
+        """Documentation of an operation of this group; `if_match` adds the header of that name and
+        the refusal of another revision."""
+        doc = docs.Doc(
             id=id,
             tag=self.name,
             summary=summary,
             description=description,
             replies=replies,
             **more,
+        )
+        if not if_match:
+            return doc
+        return replace(
+            doc,
+            params=[*doc.params, docs.IF_MATCH],
+            problems=[*doc.problems, PreconditionFailed],
         )
 
     def tenant(
@@ -76,10 +85,11 @@ class Tag:
         *replies: docs.ResponseDoc,
         or_scope: str | None = None,
         secret: bool = False,
+        if_match: bool = False,
         **more: Unpack[More],
     ) -> TenantOperation:
         """An operation for a tenant's key with this scope."""
-        doc = self.doc(id, summary, description, *replies, **more)
+        doc = self.doc(id, summary, description, *replies, if_match=if_match, **more)
         return TenantOperation(scope, handler, doc, or_scope, secret=secret)
 
     def operator(
@@ -116,20 +126,37 @@ class Tag:
             params=params, or_scope=or_scope,
         )  # fmt: skip
 
+    def delete(
+        self,
+        scope: str,
+        handler: TenantHandler,
+        noun: str,
+        item: str,
+        description: str,
+        *,
+        if_match: bool = False,
+        **more: Unpack[More],
+    ) -> TenantOperation:
+        """The removal of an item."""
+        return self.tenant(
+            scope, handler, "delete" + noun, f"Delete {item}", description, docs.GONE,
+            if_match=if_match, **more,
+        )  # fmt: skip
+
     def verbs(
         self,
         item: str,
         noun: str,
         reply: docs.ResponseDoc,
-        params: Sequence[docs.Param],
-        problems: Sequence[type[MainspringError]],
+        params: Sequence[docs.Param] = (),
+        if_match: bool = False,
         **verbs: Verb,
     ) -> Routes:
         """POSTs under the path of an item that change its state, by the last word of their path."""
         return {
             f"POST {item}/{verb}": self.tenant(
                 "write", handler, verb + noun, summary, description, reply,
-                params=params, problems=problems,
+                params=params, problems=[Conflict], if_match=if_match,
             )
             for verb, (handler, summary, description) in verbs.items()
         }  # fmt: skip

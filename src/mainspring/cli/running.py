@@ -36,7 +36,7 @@ def explaining() -> Iterator[None]:
 
 def client() -> Client:
     """Return a client of the API that the settings name."""
-    return Client(**api_of(load_config()), patience=_TIMEOUT)
+    return Client(**api_of(load_config()), timeout=_TIMEOUT)
 
 
 def api_of(config: Config) -> AddressFields:

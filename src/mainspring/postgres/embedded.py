@@ -290,9 +290,9 @@ class _Child:
         if not self._signalled(signal.SIGQUIT, SECONDS_TO_QUIT):
             self._signalled(signal.SIGKILL, SECONDS_TO_QUIT)
 
-    def _signalled(self, number: signal.Signals, patience: float) -> bool:
+    def _signalled(self, number: signal.Signals, seconds: float) -> bool:
         # Again and again: one that comes before the server listens for it may be lost.
-        for _ in range(int(patience)):
+        for _ in range(int(seconds)):
             if self._process:
                 self._process.send_signal(number)
             if self.exited.wait(1.0):
@@ -358,9 +358,9 @@ def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
     Interrupted, a server shuts down and an orphaned backend drops its statement and then notices
     that it is alone. What does not listen is made to quit.
     """
-    for number, patience in ((signal.SIGINT, SECONDS_TO_CLEAR), (signal.SIGQUIT, SECONDS_TO_QUIT)):
+    for number, seconds in ((signal.SIGINT, SECONDS_TO_CLEAR), (signal.SIGQUIT, SECONDS_TO_QUIT)):
         _signal_all(_leftovers(cluster), number)
-        for _ in range(int(patience / TICK)):
+        for _ in range(int(seconds / TICK)):
             if not _leftovers(cluster):
                 # Its process is gone, but its number may be another's by now, or a zombie's:
                 # the server would take either for itself and refuse to start.

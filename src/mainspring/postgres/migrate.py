@@ -75,11 +75,11 @@ async def migrate(
     tls: SSLContext | None = None,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    patience: float = 600.0,
+    timeout: float = 600.0,
 ) -> list[Migration]:
     """Bring the database to this version's schema; return the steps that were applied.
 
-    While somebody else uses the tables, `tell` is called with what it waits for, `patience` seconds
+    While somebody else uses the tables, `tell` is called with what it waits for, `timeout` seconds
     at most.
     """
     with _explained("migrating"):
@@ -89,7 +89,7 @@ async def migrate(
         try:
             if connection.get_server_version() < (15,):
                 raise MigrationError("PostgreSQL 15 or newer is needed")
-            applied = await _apply_when_free(connection, tell, patience)
+            applied = await _apply_when_free(connection, tell, timeout)
             if applied:
                 # A fresh table without statistics can get a bad plan.
                 await connection.execute("ANALYZE")
@@ -122,12 +122,12 @@ def _explained(doing: str) -> Iterator[None]:
 
 
 async def _apply_when_free(
-    connection: asyncpg.Connection, tell: Callable[[str], None], patience: float
+    connection: asyncpg.Connection, tell: Callable[[str], None], timeout: float
 ) -> list[Migration]:
     """Who waits for a table makes all others wait who come later: so never for long, and again and
     again, until nobody else uses it."""
     now = asyncio.get_running_loop().time
-    deadline = now() + patience
+    deadline = now() + timeout
     while True:
         try:
             async with connection.transaction():
@@ -140,7 +140,7 @@ async def _apply_when_free(
             user = await connection.fetchval(_OLDEST_USER) or "another transaction"
         if now() >= deadline:
             raise MigrationError(
-                f"the tables were in use for {patience:g} s, and nothing was changed: by {user}; "
+                f"the tables were in use for {timeout:g} s, and nothing was changed: by {user}; "
                 "end that, or migrate later"
             )
         tell(f"waiting for {user}")

@@ -69,7 +69,7 @@ class OccurrenceWriter:
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
     ) -> DecidedSchedules:
         """Decide on everything that is due of these schedules, whose rows the caller holds."""
-        settled = DecidedSchedules()
+        decisions = DecidedSchedules()
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
         if limited:
@@ -85,19 +85,19 @@ class OccurrenceWriter:
             step = decide(schedule, unfinished.get(schedule.id, 0), gone=schedule.id in gone)
             steps.append(step)
             if step.verdict.cancel:
-                settled.cancelled_in |= await self._cancel(connection, step)
+                decisions.cancelled_in |= await self._cancel(connection, step)
             for task, entry in self.lines(step):
                 entries.append(entry)
                 if task is not None:
                     tasks.append(task)
-                settled.counts[entry.ruling.decision] = (
-                    settled.counts.get(entry.ruling.decision, 0) + entry.ruling.span.size
+                decisions.counts[entry.ruling.decision] = (
+                    decisions.counts.get(entry.ruling.decision, 0) + entry.ruling.span.size
                 )
-        settled.made = await self.create(connection, ownership, tasks)
+        decisions.made = await self.create(connection, ownership, tasks)
         await record(connection, entries)
         await advance(connection, steps)
-        settled.decided = len(steps)
-        return settled
+        decisions.decided = len(steps)
+        return decisions
 
     async def create(
         self, connection: asyncpg.Connection, ownership: Ownership, tasks: Sequence[NewTask]

@@ -79,7 +79,7 @@ class Changed(NamedTuple):
     """A schedule after a change, and what was decided on the way."""
 
     schedule: StoredSchedule
-    settled: DecidedSchedules
+    decisions: DecidedSchedules
 
 
 class OverdueSchedules(NamedTuple):
@@ -200,14 +200,14 @@ class ScheduleService:
         What came due before the change is thus decided by the old definition, all else by the new
         one. None: there is no such schedule. What `decide` raises undoes everything.
         """
-        locked, settled = await self._lock(connection, tenant_id, schedule_id, ownership)
+        locked, decisions = await self._lock(connection, tenant_id, schedule_id, ownership)
         if locked is None:
             return None
         chosen = decide(locked)
         if chosen is not None:
             await _write(connection, locked, chosen)
             locked = await _locked(connection, tenant_id, schedule_id) or locked
-        return Changed(locked, settled)
+        return Changed(locked, decisions)
 
     @transaction
     async def delete(
@@ -244,9 +244,9 @@ class ScheduleService:
             return None
         task = self._occurrence_writer.manual_task(locked)
         made = await self._occurrence_writer.create(connection, ownership, [task])
-        settled = DecidedSchedules(made=made)
-        await conclude(connection, settled)
-        return settled
+        decisions = DecidedSchedules(made=made)
+        await conclude(connection, decisions)
+        return decisions
 
     @transaction
     async def backfill(
@@ -275,9 +275,9 @@ class ScheduleService:
         tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
         made = await self._occurrence_writer.create(connection, ownership, tasks)
         await record(connection, entries)
-        settled = DecidedSchedules(made=made, decided=len(missing))
-        await conclude(connection, settled)
-        return settled
+        decisions = DecidedSchedules(made=made, decided=len(missing))
+        await conclude(connection, decisions)
+        return decisions
 
     # For the owner ----------------------------------------------------------------------------
 
@@ -345,16 +345,16 @@ class ScheduleService:
     ) -> tuple[StoredSchedule | None, DecidedSchedules]:
         """The locked schedule, with everything up to now decided."""
         locked = await _locked(connection, tenant_id, schedule_id)
-        settled = DecidedSchedules()
+        decisions = DecidedSchedules()
         while locked is not None and locked.overdue > 0:
             step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
-            settled.made += step.made
-            settled.cancelled_in |= step.cancelled_in
+            decisions.made += step.made
+            decisions.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
         while locked is not None and locked.state == "paused" and locked.passed:
             await _skip_paused(connection, locked)
             locked = await _locked(connection, tenant_id, schedule_id)
-        return locked, settled
+        return locked, decisions
 
 
 async def _locked(

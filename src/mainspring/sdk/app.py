@@ -25,7 +25,7 @@ from mainspring.domain.task import BUILT_IN_HANDLERS
 from mainspring.errors import InvalidArguments
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
-from mainspring.sdk.environment import Address, AddressFields
+from mainspring.sdk.environment import Address, AddressFields, check_names
 from mainspring.sdk.functions import Options, TaskFunction, check
 from mainspring.sdk.periodic import Owner, Periodic, Synced, sync
 from mainspring.sdk.targets import Requires, Retry, ScheduleFields
@@ -47,17 +47,9 @@ class App:
     """Your tasks, and the way to the API that keeps them. Nothing is called before it is used."""
 
     def __init__(
-        self,
-        name: str | None = None,
-        *,
-        version: int = 0,
-        url: str | None = None,
-        api_key: str | None = None,
-        ca: str | None = None,
-        proxy: str | None = None,
-        client_cert: str | None = None,
-        client_key: str | None = None,
+        self, name: str | None = None, *, version: int = 0, **address: Unpack[AddressFields]
     ) -> None:
+        check_names(address)
         if version < 0:
             raise InvalidArguments(f"version: {version} is negative")
         self.name = name or _calling_module()
@@ -66,14 +58,7 @@ class App:
         """Rises with every deployment, so that of two side by side the newer one decides."""
         self.functions: dict[str, TaskFunction[..., Any]] = {}
         self.periodics: dict[str, Periodic] = {}
-        self._address: AddressFields = {
-            "url": url,
-            "api_key": api_key,
-            "ca": ca,
-            "proxy": proxy,
-            "client_cert": client_cert,
-            "client_key": client_key,
-        }
+        self._address = address
 
     @cached_property
     def client(self) -> Client:

@@ -11,12 +11,12 @@ async with mainspring.AsyncClient() as client:
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
 from mainspring.sdk.calling import DEFAULT_TIMEOUT, ApiCaller
-from mainspring.sdk.environment import Address, address
+from mainspring.sdk.environment import Address, ConnectionFields, address
 from mainspring.sdk.resources.installation import Installation
 from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
@@ -63,22 +63,12 @@ class _Client(Installation[F]):
         url: str | None = None,
         api_key: str | None = None,
         *,
-        ca: str | None = None,
-        proxy: str | None = None,
-        client_cert: str | None = None,
-        client_key: str | None = None,
-        patience: float = DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         transport: Transport | None = None,
+        **connection: Unpack[ConnectionFields],
     ) -> None:
-        where = address(
-            url=url,
-            api_key=api_key,
-            ca=ca,
-            proxy=proxy,
-            client_cert=client_cert,
-            client_key=client_key,
-        )
-        caller = ApiCaller(transport or self._transport(where), where.api_key, patience)
+        where = address(url=url, api_key=api_key, **connection)
+        caller = ApiCaller(transport or self._transport(where), where.api_key, timeout)
         super().__init__(caller)
         self.address = where
 

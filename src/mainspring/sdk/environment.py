@@ -26,15 +26,20 @@ _VARIABLES = {
 }
 
 
-class AddressFields(TypedDict, total=False):
-    """Fields of an address; those that are left out are read from the environment."""
+class ConnectionFields(TypedDict, total=False):
+    """How the API is reached; what is left out is read from the environment."""
 
-    url: str | None
-    api_key: str | None
     ca: str | None
     proxy: str | None
     client_cert: str | None
     client_key: str | None
+
+
+class AddressFields(ConnectionFields, total=False):
+    """All fields of an address."""
+
+    url: str | None
+    api_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Address:
 
 def address(**given: Unpack[AddressFields]) -> Address:
     """Return the given fields, completed from the environment."""
+    check_names(given)
     problems: list[str] = []
     named: Mapping[str, object] = given
     found = {
@@ -69,6 +75,13 @@ def address(**given: Unpack[AddressFields]) -> Address:
     if problems:
         raise ConfigError(problems)
     return where
+
+
+def check_names(given: AddressFields) -> None:
+    """Raise TypeError for a field that no address has, as a signature of all of them would."""
+    unknown = given.keys() - _VARIABLES.keys()
+    if unknown:
+        raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
 
 
 def child_environment(address: Address) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
+from uuid import UUID
 
 from mainspring.sdk.encoding import present, with_offset
 
@@ -67,6 +68,35 @@ class TaskChanges(TaskFields, total=False):
     """The fields of a task that can be changed before it starts."""
 
     target: Target
+
+
+class ListFields(TypedDict, total=False):
+    """What tasks and dead letters are both found by; `limit` is the size of a page."""
+
+    name: str | None
+    queue: str | None
+    label: Mapping[str, str] | None
+    limit: int | None
+
+
+class TaskListFields(ListFields, total=False):
+    """Which tasks are listed."""
+
+    state: str | None
+    schedule_id: UUID | str | None
+    workflow_run_id: UUID | str | None
+    due_after: datetime | None
+    due_before: datetime | None
+    payload: bool | None
+
+
+class DeadLetterListFields(ListFields, total=False):
+    """Which dead letters are listed."""
+
+    resolved: bool | None
+    fingerprint: str | None
+    died_after: datetime | None
+    died_before: datetime | None
 
 
 class ScheduleFields(TypedDict, total=False):

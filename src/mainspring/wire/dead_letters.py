@@ -19,27 +19,28 @@ LabelPair = Annotated[str, Meta(max_length=601, pattern=patterns.LABEL_PAIR)]
 EffectKey = Annotated[str, Meta(min_length=1, max_length=255, pattern=patterns.LINE)]
 
 
-class TaskFilterIn(Struct, forbid_unknown_fields=True):
+class WorkFilterIn(Struct, forbid_unknown_fields=True):
+    """By what tasks and dead letters are both found; labels may come in two forms."""
+
+    name: Text | None = None
+    queue: Text | None = None
+    label: LabelPair | list[LabelPair] | None = None
+    labels: Labels | None = None
+
+
+class TaskFilterIn(WorkFilterIn, forbid_unknown_fields=True):
     """Which tasks are meant. What is not named is not looked at; labels may come in two forms."""
 
     state: TaskState | None = None
-    queue: Text | None = None
-    name: Text | None = None
-    label: LabelPair | list[LabelPair] | None = None
-    labels: Labels | None = None
     due_after: Instant | None = None
     due_before: Instant | None = None
     schedule_id: UUID | None = None
     workflow_run_id: UUID | None = None
 
 
-class LetterFilterIn(Struct, forbid_unknown_fields=True):
+class LetterFilterIn(WorkFilterIn, forbid_unknown_fields=True):
     """Which dead letters are meant; only unresolved ones can be replayed."""
 
-    name: Text | None = None
-    queue: Text | None = None
-    label: LabelPair | list[LabelPair] | None = None
-    labels: Labels | None = None
     fingerprint: Text | None = None
     died_after: Instant | None = None
     died_before: Instant | None = None

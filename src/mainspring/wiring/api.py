@@ -9,11 +9,9 @@ from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import KeyResource
 from mainspring.api.admin.operations import Operations
 from mainspring.api.admin.routes import (
-    audit_routes,
-    cluster_routes,
     health_routes,
+    installation_routes,
     key_routes,
-    limit_routes,
     tenant_routes,
 )
 from mainspring.api.admin.secret_routes import egress_routes, secret_routes
@@ -36,7 +34,7 @@ from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.routes import calendar_routes, schedule_routes
 from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
+from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
@@ -47,9 +45,8 @@ from mainspring.api.tasks.routes import effect_routes, task_routes
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.api.workers.leases import LeaseResource
-from mainspring.api.workers.logs import LogResource
 from mainspring.api.workers.registry import WorkerResource
-from mainspring.api.workers.routes import lease_routes, log_routes, worker_routes
+from mainspring.api.workers.routes import lease_routes, worker_routes
 from mainspring.api.workflows.definitions import WorkflowResource
 from mainspring.api.workflows.routes import workflow_routes
 from mainspring.api.workflows.run_routes import run_routes
@@ -155,12 +152,11 @@ def _task_routes(deps: ApiDependencies) -> Routes:
     patcher = TaskPatcher(validator, clock, config.max_payload)
     steps = new_steps(deps.rng, definitions=deps.definitions)
     return task_routes(
-        TaskReading(tasks),
+        TaskReading(tasks, WorkerStore(deps.database)),
         TaskCreation(config, validator, ingest, deps.idempotency),
         TaskChangeResource(tasks, TaskChangeService(deps.database, steps), node, clock, patcher),
         TaskBulk(BulkChanges(deps.database, steps), node),
         TaskExplanation(tasks, ExplainStore(deps.database), node, clock),
-        Completion(tasks, node, clock),
     )
 
 
@@ -208,9 +204,9 @@ def _webhook_routes(deps: ApiDependencies) -> Iterator[Routes]:
 
 def _worker_routes(deps: ApiDependencies) -> Iterator[Routes]:
     registry = WorkerStore(deps.database)
-    yield lease_routes(LeaseResource(deps.config, deps.lease_service, KeyWatch(deps.authenticator)))
-    yield log_routes(LogResource(registry, deps.tasks, deps.clock))
-    yield worker_routes(WorkerResource(deps.config, registry, deps.clock))
+    config, clock, watch = deps.config, deps.clock, KeyWatch(deps.authenticator)
+    yield lease_routes(LeaseResource(config, deps.lease_service, watch, registry, clock))
+    yield worker_routes(WorkerResource(config, registry, clock))
 
 
 def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
@@ -221,7 +217,7 @@ def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
     )
     tenants = TenantResource(store.tenants, deps.activity, config, unpredictable)
     yield key_routes(keys)
-    yield limit_routes(tenants)
-    yield audit_routes(AuditResource(store.audit))
     yield tenant_routes(tenants)
-    yield cluster_routes(ClusterResource(store.topology, config.overdue_after))
+    yield installation_routes(
+        AuditResource(store.audit), ClusterResource(store.topology, config.overdue_after)
+    )

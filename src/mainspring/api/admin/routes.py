@@ -83,19 +83,7 @@ def _create_key(keys: KeyResource) -> TenantOperation:
     )  # fmt: skip
 
 
-def limit_routes(tenants: TenantResource) -> Routes:
-    return {
-        "GET /v1/limits": _TENANTS.tenant(
-            "admin", tenants.limits, "getLimits", "Read the tenant's own limits",
-            "And how much of them is used now. Operators change them, through the tenant. Of a "
-            "tenant with more than 50,000 unfinished tasks the oldest are looked at: "
-            "`running_at_least` says that more may be running.",
-            ok("The limits.", wire.LimitsOut),
-        )
-    }  # fmt: skip
-
-
-def audit_routes(audit: AuditResource) -> Routes:
+def installation_routes(audit: AuditResource, cluster: ClusterResource) -> Routes:
     doc = _OPERATIONS.doc(
         "listAudit", "Read the audit log",
         "Who changed what, newest first: keys, limits, purges. A tenant's key reads the tenant's "
@@ -109,13 +97,28 @@ def audit_routes(audit: AuditResource) -> Routes:
             *docs.NUMBERED,
         ],
     )  # fmt: skip
-    return {"GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole)}
+    return {
+        "GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole),
+        "GET /v1/cluster": _OPERATIONS.operator(
+            cluster.show, "getCluster", "Read the cluster",
+            "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
+            "the tz database, and how many schedules stand undecided.",
+            ok("The cluster.", wire.ClusterOut),
+        ),
+    }  # fmt: skip
 
 
 def tenant_routes(tenants: TenantResource) -> Routes:
     plain = {"plain": {"name": "growth"}, "limited": {"name": "ads", "max_running": 50}}
     changes = {"limit": {"max_running": 20}, "weight": {"weight": 3}}
     return {
+        "GET /v1/limits": _TENANTS.tenant(
+            "admin", tenants.limits, "getLimits", "Read the tenant's own limits",
+            "And how much of them is used now. Operators change them, through the tenant. Of a "
+            "tenant with more than 50,000 unfinished tasks the oldest are looked at: "
+            "`running_at_least` says that more may be running.",
+            ok("The limits.", wire.LimitsOut),
+        ),
         "GET /v1/tenants": _TENANTS.operator(
             tenants.page, "listTenants", "List tenants", "Newest first.",
             ok("A page of tenants.", wire.TenantPage), params=docs.NUMBERED,
@@ -149,17 +152,6 @@ def _delete_tenant(tenants: TenantResource) -> OperatorOperation:
         "owned is removed within minutes. The audit log is kept.",
         docs.GONE, params=[docs.TENANT_ID], problems=[Conflict],
     )  # fmt: skip
-
-
-def cluster_routes(cluster: ClusterResource) -> Routes:
-    return {
-        "GET /v1/cluster": _OPERATIONS.operator(
-            cluster.show, "getCluster", "Read the cluster",
-            "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
-            "the tz database, and how many schedules stand undecided.",
-            ok("The cluster.", wire.ClusterOut),
-        )
-    }  # fmt: skip
 
 
 def health_routes(operations: Operations) -> Routes:

@@ -33,10 +33,8 @@ def secret_routes(secrets: SecretResource) -> Routes:
             body=docs.Body(wire.SecretIn, examples=new, required=False, rules=_RULES),
             problems=[Conflict, NoKey], secret=True,
         ),
-        "DELETE /v1/secrets/{id}": _WEBHOOKS.tenant(
-            "admin", secrets.delete, "deleteSecret", "Delete a signing secret",
-            "It signs nothing any more.",
-            docs.GONE,
+        "DELETE /v1/secrets/{id}": _WEBHOOKS.delete(
+            "admin", secrets.delete, "Secret", "a signing secret", "It signs nothing any more."
         ),
         "POST /v1/secrets/{id}/rotate": _WEBHOOKS.tenant(
             "admin", secrets.rotate, "rotateSecret", "Replace a signing secret",

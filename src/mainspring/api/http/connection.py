@@ -9,8 +9,7 @@ import asyncio
 import re
 import ssl
 from asyncio import TimerHandle, Transport
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 
 import httptools
@@ -41,8 +40,7 @@ _ANSWERED_OVER_LIMIT = 256
 """Maximum connections beyond the limit that get an answer; more are closed without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(NamedTuple):
     """Limits of connections and of the requests on them."""
 
     connections: int

@@ -40,7 +40,7 @@ _IDEMPOTENCY_KEY = Param(
     "another body is refused.",
     where="header",
 )
-_RETRY_AFTER = Header("Retry-After", "Seconds to wait before the next try.", int)
+_RETRY_AFTER = Header("Retry-After", "Seconds to wait before asking again.", int)
 _REQUEST_ID = Header("X-Request-Id", "The id of this request: the caller's own, or a new one.")
 _RATE = (
     Header("RateLimit-Limit", "Requests a second the tenant may make, if limited.", int),

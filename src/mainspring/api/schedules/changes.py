@@ -249,7 +249,7 @@ class ScheduleChangeResource:
 
         done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
         changed = existing(done, no_such_schedule, schedule_id)
-        self._announce(changed.settled, changed.schedule.partition)
+        self._announce(changed.decisions, changed.schedule.partition)
         return self.reading.response(changed.schedule)
 
     def _announce(self, decided: DecidedSchedules, partition: int | None = None) -> None:

@@ -12,7 +12,7 @@ from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.validation import INTERVALS
 from mainspring.domain.schedule.policies import Decision
-from mainspring.errors import Conflict, PreconditionFailed
+from mainspring.errors import Conflict
 from mainspring.wire import schedules as wire
 from mainspring.wire.tasks import Instant, TaskOut
 
@@ -98,7 +98,20 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
             _OVERDUE,
             docs.LIMIT, docs.CURSOR,
         ),
-        "POST /v1/schedules": _create(changes),
+        "POST /v1/schedules": _SCHEDULES.tenant(
+            "write", changes.create, "createSchedule", "Create a schedule",
+            "Exactly one of `cron`, `interval` and `rrule` is needed. An expression that can never "
+            "fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
+            "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes. The workflow and the "
+            "calendars that it names must be there.",
+            created("The new schedule.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS),
+            ok(
+                "With `dry_run`: the schedule as it would be, and its fire times.",
+                wire.ScheduleOut,
+            ),
+            params=[docs.DRY_RUN], problems=[Conflict],
+            body=docs.Body(wire.ScheduleIn, examples=_EXAMPLES, rules=_RULES),
+        ),
         "POST /v1/schedules/preview": _preview(reading),
         "GET /v1/schedules/{id}": _SCHEDULES.tenant(
             "read", reading.one, "getSchedule", "Read a schedule", "", _THE_SCHEDULE
@@ -119,20 +132,6 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
     }  # fmt: skip
 
 
-def _create(changes: ScheduleChangeResource) -> TenantOperation:
-    return _SCHEDULES.tenant(
-        "write", changes.create, "createSchedule", "Create a schedule",
-        "Exactly one of `cron`, `interval` and `rrule` is needed. An expression that can never "
-        "fire is refused. Strings in the task's payload may contain `{{scheduled_at}}`, "
-        "`{{occurrence}}` and `{{schedule_id}}`; `\\{{` escapes. The workflow and the calendars "
-        "that it names must be there.",
-        created("The new schedule.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the schedule as it would be, and its fire times.", wire.ScheduleOut),
-        params=[docs.DRY_RUN], body=docs.Body(wire.ScheduleIn, examples=_EXAMPLES, rules=_RULES),
-        problems=[Conflict],
-    )  # fmt: skip
-
-
 def _preview(reading: ScheduleReading) -> TenantOperation:
     nightly = {"nightly": {"cron": "30 2 * * *", "timezone": "Europe/Rome"}}
     return _SCHEDULES.tenant(
@@ -150,22 +149,21 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.replace, "replaceSchedule", "Replace a schedule",
             "What came due before is decided by the old definition, all else by the new one. With "
             "`dry_run` the answer shows how the fire times would change.",
-            _THE_SCHEDULE, params=[docs.DRY_RUN, docs.IF_MATCH],
+            _THE_SCHEDULE, params=[docs.DRY_RUN], if_match=True,
             body=docs.Body(wire.ScheduleIn, examples={"cron": _EXAMPLES["cron"]}),
-            problems=[Conflict, PreconditionFailed],
+            problems=[Conflict],
         ),
         "PATCH /v1/schedules/{id}": _SCHEDULES.tenant(
             "write", changes.edit, "editSchedule", "Change a schedule",
             "A field that is given replaces the old value whole. With `dry_run` the answer shows "
             "how the fire times would change.",
-            _THE_SCHEDULE, params=[docs.DRY_RUN, docs.IF_MATCH],
+            _THE_SCHEDULE, params=[docs.DRY_RUN], if_match=True,
             body=docs.Body(wire.SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
-            problems=[Conflict, PreconditionFailed],
+            problems=[Conflict],
         ),
-        "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
-            "write", changes.delete, "deleteSchedule", "Delete a schedule",
-            "With its occurrences. Tasks that it made stay as they are.",
-            docs.GONE, params=[docs.IF_MATCH], problems=[PreconditionFailed],
+        "DELETE /v1/schedules/{id}": _SCHEDULES.delete(
+            "write", changes.delete, "Schedule", "a schedule",
+            "With its occurrences. Tasks that it made stay as they are.", if_match=True,
         ),
     }  # fmt: skip
 
@@ -174,8 +172,7 @@ def _verb_routes(changes: ScheduleChangeResource) -> Routes:
     day = {"from": "2026-03-01T00:00:00Z", "to": "2026-03-02T00:00:00Z", "max_running": 2}
     return {
         **_SCHEDULES.verbs(
-            "/v1/schedules/{id}", "Schedule", _THE_SCHEDULE,
-            [docs.IF_MATCH], [Conflict, PreconditionFailed],
+            "/v1/schedules/{id}", "Schedule", _THE_SCHEDULE, if_match=True,
             pause=(
                 changes.pause, "Pause a schedule",
                 "Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
@@ -222,12 +219,11 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
             "write", calendars.put, "putCalendar", "Replace a calendar's dates",
             "Counts for every schedule that names it, from its next decision on.",
             ok("The calendar as it is now.", wire.CalendarOut, docs.ETAG),
-            params=[_NAME, docs.IF_MATCH], problems=[PreconditionFailed],
+            params=[_NAME], if_match=True,
             body=docs.Body(wire.CalendarDates, examples={"one": {"dates": ["2026-12-25"]}}),
         ),
-        "DELETE /v1/calendars/{id}": _CALENDARS.tenant(
-            "write", calendars.delete, "deleteCalendar", "Delete a calendar",
-            "While no schedule names it.",
-            docs.GONE, params=[_NAME], problems=[Conflict],
+        "DELETE /v1/calendars/{id}": _CALENDARS.delete(
+            "write", calendars.delete, "Calendar", "a calendar", "While no schedule names it.",
+            params=[_NAME], problems=[Conflict],
         ),
     }  # fmt: skip

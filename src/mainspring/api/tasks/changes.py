@@ -5,6 +5,7 @@ Every change is decided on the locked row, by the rules of `domain.transitions`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -92,6 +93,30 @@ class TaskChangeResource:
         self.node.announce(changed=self.node.ownership().partitions)
         return Response(status_code=204)
 
+    async def complete(self, call: TenantCall) -> Response:
+        """Record the outcome under the fence, on any node."""
+        sent = decode_as(CompleteIn, await call.body(), _payloads)
+        running = await self.tasks.running(call.tenant_id, call.task_id)
+        if running is None:
+            await existing_task(self.tasks, call)
+            raise Conflict("the task is not running: it ended, or waits for its next execution")
+        if running.spec.target.type != "http":
+            raise no_such_task(call.task_id)
+        if running.fence != sent.fence:
+            raise Conflict("there is a newer execution: the outcome of this one does not count")
+        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
+        error = None
+        if outcome is Outcome.FAILED:
+            error = TaskError("failed", sent.error or "the receiver reported a failure")
+        result = bytes(sent.result) or None
+        report = Report(
+            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
+            status_code=202,
+        )  # fmt: skip
+        if not await self.node.conclude(report):
+            raise Conflict("the execution has just ended: another outcome was recorded")
+        return task_response(await existing_task(self.tasks, call))
+
     async def _refuse(
         self, call: TenantCall, error: RequestError, patch: TaskPatch | None
     ) -> NoReturn:
@@ -112,11 +137,7 @@ class TaskChangeResource:
         raise type(error)(error.detail, [*error.problems, *more]) from None
 
     async def _move(self, call: TenantCall, rule: Rule) -> Response:
-        def decide(locked: LockedTask) -> TaskChange | bool:
-            move = rule(_standing(locked))
-            return False if move is None else _moved(locked, move)
-
-        decided, task = await self._decide(call, decide)
+        decided, task = await self._decide(call, partial(change_by, rule))
         if decided is None:
             # It is finished: the rule says whether that is what the caller wanted.
             rule(_standing(task))
@@ -165,38 +186,6 @@ class TaskBulk:
         return json_response(CancelledOut(total.ended, total.asked))
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Records the outcome under the fence, on any node."""
-
-    tasks: TaskStore
-    node: NodePort
-    clock: Clock
-
-    async def complete(self, call: TenantCall) -> Response:
-        sent = decode_as(CompleteIn, await call.body(), _payloads)
-        running = await self.tasks.running(call.tenant_id, call.task_id)
-        if running is None:
-            await existing_task(self.tasks, call)
-            raise Conflict("the task is not running: it ended, or waits for its next execution")
-        if running.spec.target.type != "http":
-            raise no_such_task(call.task_id)
-        if running.fence != sent.fence:
-            raise Conflict("there is a newer execution: the outcome of this one does not count")
-        outcome = Outcome.SUCCEEDED if sent.status == "succeeded" else Outcome.FAILED
-        error = None
-        if outcome is Outcome.FAILED:
-            error = TaskError("failed", sent.error or "the receiver reported a failure")
-        result = bytes(sent.result) or None
-        report = Report(
-            running, outcome, running.picked, self.clock.now(), result, error, sent.retryable,
-            status_code=202,
-        )  # fmt: skip
-        if not await self.node.conclude(report):
-            raise Conflict("the execution has just ended: another outcome was recorded")
-        return task_response(await existing_task(self.tasks, call))
-
-
 def _standing(task: LockedTask | StoredTask) -> TaskStanding:
     return TaskStanding(
         TaskState(task.state),
@@ -207,7 +196,11 @@ def _standing(task: LockedTask | StoredTask) -> TaskStanding:
     )
 
 
-def _moved(locked: LockedTask, move: Move) -> TaskChange:
+def change_by(rule: Rule, locked: LockedTask) -> TaskChange | bool:
+    """Return the change of the task that the rule decides on; False where there is none to make."""
+    move = rule(_standing(locked))
+    if move is None:
+        return False
     change = TaskChange.of(locked)
     return replace(
         change,

@@ -49,15 +49,15 @@ class _PendingCreation(NamedTuple):
     done: "asyncio.Future[bool]"
 
 
-@dataclass(eq=False)
+@dataclass(slots=True)
 class Ingest:
     """Inserts all tasks that the API creates."""
 
-    _tasks: TaskStore
-    _node: NodePort
-    _clock: Clock
-    _metrics: Metrics
-    _near: float
+    tasks: TaskStore
+    node: NodePort
+    clock: Clock
+    metrics: Metrics
+    near: float
     _small: "_InsertQueue" = field(init=False)
     _big: "_InsertQueue" = field(init=False)
 
@@ -76,7 +76,7 @@ class Ingest:
 
     async def _write(self, group: Sequence[_PendingCreation]) -> None:
         creations = [waiting.creation for waiting in group]
-        offer = self._node.offer_eager_lease(task for c in creations for task in c.tasks)
+        offer = self.node.offer_eager_lease(task for c in creations for task in c.tasks)
         try:
             made = await self._insert(creations, offer)
         except NothingSent as error:
@@ -91,11 +91,11 @@ class Ingest:
     async def _insert(
         self, creations: Sequence[Creation], offer: EagerLeaseOffer
     ) -> dict[UUID, int]:
-        ownership = self._node.ownership()
+        ownership = self.node.ownership()
         leased: Sequence[tuple[TaskRow, Execution]] | None = ()
         try:
             crash.reach("create.before_commit")
-            made = await self._tasks.create(creations, ownership, offer)
+            made = await self.tasks.create(creations, ownership, offer)
             crash.reach("create.committed")
             leased = made.leased
         except NothingSent:
@@ -104,8 +104,8 @@ class Ingest:
             leased = None
             raise
         finally:
-            self._node.end_eager_lease(offer, leased)
-        self._metrics.tasks_created.inc(len(made.partitions))
+            self.node.end_eager_lease(offer, leased)
+        self.metrics.tasks_created.inc(len(made.partitions))
         ids = {row.id for row, _ in made.leased}
         if len(ids) < len(made.partitions):
             self._announce(creations, dict(made.partitions), ownership, ids)
@@ -121,7 +121,7 @@ class Ingest:
     ) -> None:
         """Tell the owners of what is due soon; they load the rest when its time comes near. This
         node has the `known` ones already."""
-        until = self._clock.now() + self._near
+        until = self.clock.now() + self.near
         ours: list[TaskRow] = []
         others: set[int] = set()
         for creation in creations:
@@ -134,7 +134,7 @@ class Ingest:
                 elif task.id not in known:
                     ours.append(window_row(task, partition))
         if ours or others:
-            self._node.announce(ours, others)
+            self.node.announce(ours, others)
 
     async def _refuse(self, waiting: _PendingCreation, error: Exception) -> None:
         _log.error("the database refused a task", action="create.refused", exc_info=error)
@@ -153,8 +153,8 @@ class Ingest:
         for tenant_id, members in by_tenant.items():
             creations = [waiting.creation for waiting in members]
             found = await self._find(tenant_id, creations, deadline)
-            self._metrics.tasks_created.inc(len(found))
-            self._announce(creations, found, self._node.ownership(), offer.tasks)
+            self.metrics.tasks_created.inc(len(found))
+            self._announce(creations, found, self.node.ownership(), offer.tasks)
             for waiting in members:
                 if waiting.creation.tasks[0].id in found:  # one speaks for all: none or all exist
                     _resolve(waiting, True)
@@ -168,11 +168,11 @@ class Ingest:
         ids = [task.id for creation in creations for task in creation.tasks]
         while monotonic() < deadline:
             try:
-                return await self._tasks.which_exist(tenant_id, ids)
+                return await self.tasks.which_exist(tenant_id, ids)
             except StoreUnavailable:
                 await asyncio.sleep(_REREAD_EVERY)
         # They may be there all the same, and our engine does not know of them.
-        self._node.mark_stale()
+        self.node.mark_stale()
         return {}
 
 

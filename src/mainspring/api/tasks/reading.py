@@ -1,4 +1,4 @@
-"""Reading tasks: one, a page of them, and the executions of one."""
+"""Reading tasks: one, a page of them, the executions and the log lines of one."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall, no_such_task
-from mainspring.api.http.parameters import next_cursor
+from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.api.items import existing, item_response, names_revision
 from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.api.tasks.views import executions_out, task_out
+from mainspring.api.views import view
 from mainspring.store.tasks import StoredTask, TaskStore
+from mainspring.store.workers import WorkerStore
 from mainspring.wire.tasks import TaskPage
+from mainspring.wire.workers import LogLineOut, LogPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class TaskReading:
     """GET under /v1/tasks."""
 
     tasks: TaskStore
+    workers: WorkerStore
 
     async def page(self, call: TenantCall) -> Response:
         where, before, limit, payloads = task_query(call.query)
@@ -41,6 +45,16 @@ class TaskReading:
         if not found:
             await existing_task(self.tasks, call)
         return json_response(executions_out(found))
+
+    async def logs(self, call: TenantCall) -> Response:
+        query = page_query(call.query)
+        found = await self.workers.logs(
+            call.tenant_id, call.task_id, after=query.before or 0, limit=query.limit
+        )
+        if not found:
+            await existing_task(self.tasks, call)
+        cursor = query.cursor_after([item.seq for item in found])
+        return json_response(LogPage([view(LogLineOut, line) for line in found], cursor))
 
 
 async def existing_task(tasks: TaskStore, call: TenantCall) -> StoredTask:

@@ -5,15 +5,16 @@ from uuid import UUID
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
-from mainspring.api.tasks.changes import Completion, TaskBulk, TaskChangeResource
+from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
-from mainspring.errors import Conflict, PreconditionFailed
+from mainspring.errors import Conflict
 from mainspring.store.vault import NoKey
 from mainspring.wire import tasks as wire
 from mainspring.wire.dead_letters import LONGEST_EFFECT, CancelIn, CancelledOut, EffectIn, EffectOut
+from mainspring.wire.workers import LogPage
 
 _TASKS = Tag("Tasks")
 _HTTP_TASK = {
@@ -47,17 +48,15 @@ def task_routes(
     changes: TaskChangeResource,
     bulk: TaskBulk,
     explanation: TaskExplanation,
-    completion: Completion,
 ) -> Routes:
     return {
         "GET /v1/tasks": _page(reading),
         "POST /v1/tasks": _create(creation),
         "POST /v1/tasks/batch": _create_batch(creation),
         "POST /v1/tasks/cancel": _cancel_many(bulk),
-        **_item_routes(reading, changes),
-        "GET /v1/tasks/{id}/explain": _explain(explanation),
+        **_item_routes(reading, changes, explanation),
         **_TASKS.verbs(
-            "/v1/tasks/{id}", "Task", _THE_TASK, [docs.IF_MATCH], [Conflict, PreconditionFailed],
+            "/v1/tasks/{id}", "Task", _THE_TASK, if_match=True,
             cancel=(
                 changes.cancel, "Cancel a task",
                 "A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
@@ -76,7 +75,8 @@ def task_routes(
                 "Makes a waiting task due at once. Calling twice is harmless.",
             ),
         ),
-        "POST /v1/tasks/{id}/complete": _complete(completion),
+        "POST /v1/tasks/{id}/complete": _complete(changes),
+        "GET /v1/tasks/{id}/logs": _logs(reading),
     }  # fmt: skip
 
 
@@ -157,7 +157,9 @@ def _cancel_many(bulk: TaskBulk) -> TenantOperation:
     )  # fmt: skip
 
 
-def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
+def _item_routes(
+    reading: TaskReading, changes: TaskChangeResource, explanation: TaskExplanation
+) -> Routes:
     sooner = {"sooner": {"delay": 60, "priority": 9}}
     return {
         "GET /v1/tasks/{id}": _TASKS.tenant(
@@ -170,15 +172,13 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             "While it has not started. A field that is given replaces the old value whole. A step "
             "that waits for others (`blocked`) takes its values from its workflow when its turn "
             "comes, and cannot be changed before.",
-            _THE_TASK, params=[docs.DRY_RUN, docs.IF_MATCH],
+            _THE_TASK, params=[docs.DRY_RUN], if_match=True, problems=[Conflict, NoKey],
             body=docs.Body(wire.TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
-            problems=[Conflict, NoKey, PreconditionFailed],
         ),
-        "DELETE /v1/tasks/{id}": _TASKS.tenant(
-            "write", changes.delete, "deleteTask", "Delete a task",
+        "DELETE /v1/tasks/{id}": _TASKS.delete(
+            "write", changes.delete, "Task", "a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
-            "the audit log.",
-            docs.GONE, params=[docs.IF_MATCH], problems=[PreconditionFailed],
+            "the audit log.", if_match=True,
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
             "read", reading.executions, "listExecutions", "List a task's executions",
@@ -186,25 +186,30 @@ def _item_routes(reading: TaskReading, changes: TaskChangeResource) -> Routes:
             ok("The executions.", wire.ExecutionList),
             params=[docs.Param("outcome", wire.OutcomeOut, "Only executions that ended so.")],
         ),
+        "GET /v1/tasks/{id}/explain": _TASKS.tenant(
+            "read", explanation.one, "explainTask", "Explain why a task is not running",
+            "The gates in the order in which a task meets them, each passed or not. The verdict is "
+            "the first that is not passed, or `ready`, `running` or `finished`; of a finished task "
+            "the lateness says where the seconds between due and start went.",
+            ok("The explanation.", wire.ExplanationOut),
+        ),
     }  # fmt: skip
 
 
-def _explain(explanation: TaskExplanation) -> TenantOperation:
-    return _TASKS.tenant(
-        "read", explanation.one, "explainTask", "Explain why a task is not running",
-        "The gates in the order in which a task meets them, each passed or not. The verdict is the "
-        "first that is not passed, or `ready`, `running` or `finished`; of a finished task the "
-        "lateness says where the seconds between due and start went.",
-        ok("The explanation.", wire.ExplanationOut),
-    )  # fmt: skip
-
-
-def _complete(completion: Completion) -> TenantOperation:
+def _complete(changes: TaskChangeResource) -> TenantOperation:
     done = {"done": {"fence": 1, "status": "succeeded", "result": {"rows": 12}}}
     return Tag("Webhooks").tenant(
-        "work", completion.complete, "completeTask", "Report the outcome of accepted work",
+        "work", changes.complete, "completeTask", "Report the outcome of accepted work",
         "For a receiver that answered 202 with `Mainspring-Complete: later`. The fence is the one "
         "it was sent in `X-Mainspring-Fence`; a newer execution makes an older fence void (409).",
         ok("The task as it is now.", wire.TaskOut), body=docs.Body(wire.CompleteIn, examples=done),
         problems=[Conflict],
+    )  # fmt: skip
+
+
+def _logs(reading: TaskReading) -> TenantOperation:
+    return _TASKS.tenant(
+        "read", reading.logs, "listLogs", "Read a task's log lines",
+        "In the order in which they came, over all executions.",
+        ok("A page of lines.", LogPage), params=docs.NUMBERED,
     )  # fmt: skip

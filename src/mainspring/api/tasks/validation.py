@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from msgspec import Meta
 
@@ -52,8 +52,7 @@ _SMALLEST_CHECKED = 4
 """Shorter than this nothing can be wrong with a payload, `{}` above all."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSpec:
+class CompiledSpec(NamedTuple):
     """A spec that was checked: as stored, with what the columns repeat of it."""
 
     encoded: bytes
@@ -62,8 +61,7 @@ class CompiledSpec:
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """When a task shall run; `due` is `run` plus its share of the jitter."""
 
     run: float

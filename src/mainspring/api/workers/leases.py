@@ -1,4 +1,4 @@
-"""The worker protocol: leases, heartbeats, reports."""
+"""The worker protocol: leases, heartbeats, reports, log lines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,6 +20,8 @@ from mainspring.api.http.problems import raise_if
 from mainspring.api.ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.api.workers.key_watch import KeyWatch
+from mainspring.api.workers.logs import keep_lines
+from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
@@ -28,6 +30,7 @@ from mainspring.errors import Unauthenticated
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
+from mainspring.store.workers import WorkerStore
 from mainspring.wire import workers as wire
 
 T = TypeVar("T")
@@ -39,12 +42,16 @@ _LARGEST_PROGRESS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LeaseResource:
-    """/v1/leases: leases, heartbeats and reports of workers."""
+    """/v1/leases: leases, heartbeats, reports and log lines of workers.
+
+    `watch` ends the poll of a worker whose key has ended meanwhile.
+    """
 
     config: Config
     lease_service: LeasePort
     watch: KeyWatch
-    """Ends a poll whose key has ended."""
+    workers: WorkerStore
+    clock: Clock
 
     async def lease(self, call: TenantCall) -> Response:
         asked = decode_as(wire.LeaseIn, await call.body())
@@ -94,6 +101,11 @@ class LeaseResource:
         return json_response(
             wire.JudgedListOut([wire.JudgedOut(o.id, verdict) for o, verdict in pairs])
         )
+
+    async def add_logs(self, call: TenantCall) -> Response:
+        sent = decode_as(wire.LogsIn, await call.body())
+        kept = await keep_lines(self.workers, call.tenant_id, sent.lines, self.clock.now())
+        return json_response(wire.LogsTakenOut(kept, len(sent.lines) - kept))
 
 
 async def _unless_gone(

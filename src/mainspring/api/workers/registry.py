@@ -19,7 +19,10 @@ _SILENT_AFTER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerResource:
-    """/v1/workers."""
+    """/v1/workers: those that were heard of within a day, and the nodes that they may ask.
+
+    `config` says after which silence a node counts as dead.
+    """
 
     config: Config
     workers: WorkerStore

@@ -4,7 +4,6 @@ from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, ok
 from mainspring.api.workers.leases import LeaseResource
-from mainspring.api.workers.logs import LogResource
 from mainspring.api.workers.registry import WorkerResource
 from mainspring.errors import Conflict, NotReady
 from mainspring.wire import workers as wire
@@ -17,6 +16,7 @@ _EXECUTION = {"id": "01890a5d-ac96-774b-bcce-b302099a8057", "fence": 1}
 def lease_routes(leases: LeaseResource) -> Routes:
     running = {**_WORKER, "running": [{**_EXECUTION, "progress": 0.5}]}
     outcomes = [{**_EXECUTION, "status": "succeeded", "result": {"n": 1}}]
+    lines = [{**_EXECUTION, "message": "12 rows"}]
     return {
         "POST /v1/leases": _lease(leases),
         "POST /v1/leases/heartbeat": _WORKERS.tenant(
@@ -34,24 +34,13 @@ def lease_routes(leases: LeaseResource) -> Routes:
             ok("What became of each, in the order of the request.", wire.JudgedListOut),
             body=docs.Body(wire.ReportIn, examples={"one": {"outcomes": outcomes}}),
         ),
-    }  # fmt: skip
-
-
-def log_routes(logs: LogResource) -> Routes:
-    lines = [{**_EXECUTION, "message": "12 rows"}]
-    return {
         "POST /v1/leases/logs": _WORKERS.tenant(
-            "work", logs.add, "addLogs", "Add log lines",
+            "work", leases.add_logs, "addLogs", "Add log lines",
             "Lines of executions, in batches; they are read with the task. A task keeps 1,000 "
             "lines of at most 4,000 characters; what is beyond is dropped, and counted in the "
             "answer.",
             ok("How many were kept.", wire.LogsTakenOut),
             body=docs.Body(wire.LogsIn, examples={"one": {"lines": lines}}),
-        ),
-        "GET /v1/tasks/{id}/logs": Tag("Tasks").tenant(
-            "read", logs.page, "listLogs", "Read a task's log lines",
-            "In the order in which they came, over all executions.",
-            ok("A page of lines.", wire.LogPage), params=docs.NUMBERED,
         ),
     }  # fmt: skip
 

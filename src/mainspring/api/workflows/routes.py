@@ -4,13 +4,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from mainspring.api.http.operations import TenantOperation
 from mainspring.api.http.parameters import LARGEST_NUMBER
 from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.workflows.definitions import WorkflowResource
 from mainspring.api.workflows.views import DOT, MERMAID
-from mainspring.errors import PreconditionFailed
 from mainspring.store.vault import NoKey
 from mainspring.wire import workflows as wire
 from mainspring.wire.tasks import WorkflowName
@@ -73,7 +71,17 @@ def workflow_routes(workflows: WorkflowResource) -> Routes:
             "By name, each with its latest version, without the steps.",
             wire.WorkflowPage, docs.LIMIT, _CURSOR,
         ),
-        "POST /v1/workflows": _create(workflows),
+        "POST /v1/workflows": _WORKFLOWS.tenant(
+            "write", workflows.create, "createWorkflow", "Create a workflow, or its next version",
+            "A graph of steps, each of which takes the fields of a task. Where the name is known "
+            "this is its next version: runs that have begun keep theirs. Everything that is wrong "
+            "is reported together: cycles by name, steps that are unknown, twice there or out of "
+            "reach, templates and conditions that speak of what is not upstream.",
+            created("The new version.", wire.WorkflowOut, docs.ETAG, links=_AFTERWARDS),
+            ok("With `dry_run`: the version as it would be.", wire.WorkflowOut),
+            params=[docs.DRY_RUN], problems=[NoKey],
+            body=docs.Body(wire.WorkflowIn, examples={"nightly": _NIGHTLY}),
+        ),
         **_item_routes(workflows),
         "GET /v1/workflows/{id}/versions": _WORKFLOWS.tenant(
             "read", workflows.versions, "listWorkflowVersions", "List the versions of a workflow",
@@ -88,19 +96,6 @@ def workflow_routes(workflows: WorkflowResource) -> Routes:
     }  # fmt: skip
 
 
-def _create(workflows: WorkflowResource) -> TenantOperation:
-    return _WORKFLOWS.tenant(
-        "write", workflows.create, "createWorkflow", "Create a workflow, or its next version",
-        "A graph of steps, each of which takes the fields of a task. Where the name is known this "
-        "is its next version: runs that have begun keep theirs. Everything that is wrong is "
-        "reported together: cycles by name, steps that are unknown, twice there or out of reach, "
-        "templates and conditions that speak of what is not upstream.",
-        created("The new version.", wire.WorkflowOut, docs.ETAG, links=_AFTERWARDS),
-        ok("With `dry_run`: the version as it would be.", wire.WorkflowOut), params=[docs.DRY_RUN],
-        body=docs.Body(wire.WorkflowIn, examples={"nightly": _NIGHTLY}), problems=[NoKey],
-    )  # fmt: skip
-
-
 def _item_routes(workflows: WorkflowResource) -> Routes:
     return {
         "GET /v1/workflows/{id}": _WORKFLOWS.tenant(
@@ -112,16 +107,14 @@ def _item_routes(workflows: WorkflowResource) -> Routes:
             "write", workflows.put, "putWorkflow", "Make the next version of a workflow",
             "With If-Match only if the latest version is still the one you have seen.",
             ok("The new version.", wire.WorkflowOut, docs.ETAG, links=_AFTERWARDS),
-            params=[WORKFLOW_NAME, docs.DRY_RUN, docs.IF_MATCH],
+            params=[WORKFLOW_NAME, docs.DRY_RUN], if_match=True, problems=[NoKey],
             body=docs.Body(wire.WorkflowBody, examples={"nightly": _UNNAMED}),
-            problems=[NoKey, PreconditionFailed],
         ),
         "DELETE /v1/workflows/{id}": _WORKFLOWS.tenant(
             "write", workflows.delete, "archiveWorkflow", "Take a workflow out of use",
             "No new runs begin; those that have begun go on. Schedules of it stay, and what they "
             "make fails with `no-workflow`. A workflow made again under the name goes on counting "
             "versions.",
-            docs.ResponseDoc(204, "It is out of use."), params=[WORKFLOW_NAME, docs.IF_MATCH],
-            problems=[PreconditionFailed],
+            docs.ResponseDoc(204, "It is out of use."), params=[WORKFLOW_NAME], if_match=True,
         ),
     }  # fmt: skip

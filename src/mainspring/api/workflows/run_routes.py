@@ -6,7 +6,6 @@ from mainspring.api.openapi import operation as docs
 from mainspring.api.routes import Routes, Tag, created, links_by, ok
 from mainspring.api.workflows.routes import GRAPH_FORMAT, GRAPHS, WORKFLOW_NAME
 from mainspring.api.workflows.runs import RunResource
-from mainspring.errors import Conflict
 from mainspring.wire.runs import RunIn, RunOut, RunPage, RunStateOut, RunSummary
 from mainspring.wire.workflows import StepId
 
@@ -77,7 +76,7 @@ def _routes_under_workflows(runs: RunResource) -> Routes:
 def _verb_routes(runs: RunResource) -> Routes:
     return {
         **_RUNS.verbs(
-            "/v1/workflow-runs/{id}", "WorkflowRun", _NOW, [_ITEMS], [Conflict],
+            "/v1/workflow-runs/{id}", "WorkflowRun", _NOW, [_ITEMS],
             cancel=(
                 runs.cancel, "Cancel a run",
                 "What waits is cancelled, what runs is asked to stop; cleanup steps are done. "
@@ -95,8 +94,7 @@ def _verb_routes(runs: RunResource) -> Routes:
             ),
         ),
         **_RUNS.verbs(
-            "/v1/workflow-runs/{id}/steps/{step}", "WorkflowStep", _NOW,
-            [_STEP, _ITEMS], [Conflict],
+            "/v1/workflow-runs/{id}/steps/{step}", "WorkflowStep", _NOW, [_STEP, _ITEMS],
             retry=(
                 runs.retry_step, "Retry one step",
                 "The step and all that come after it are done once more. Audited.",

@@ -179,7 +179,7 @@ class WorkflowValidator:
             return compiled
         spec = _spec.decode(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
-        return replace(compiled, encoded=encode_json(spec.stored()))
+        return compiled._replace(encoded=encode_json(spec.stored()))
 
     def _foreach(self, wanted: StepIn, findings: _Findings) -> str | None:
         if wanted.foreach is None:

@@ -1,15 +1,14 @@
 """`client.dead_letters` and `client.effects`."""
 
-from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, Unpack
 from uuid import UUID
 
 from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import Duration
+from mainspring.sdk.targets import DeadLetterListFields, Duration
 from mainspring.wire.dead_letters import DeadLetterGroupOut, DeadLetterOut, EffectOut, ReplayedOut
 
 Groups = list[DeadLetterGroupOut]
@@ -27,30 +26,9 @@ class DeadLetters(ApiResource[F]):
     _path = "/v1/dead-letters"
 
     @each
-    async def list(
-        self,
-        *,
-        resolved: bool | None = None,
-        name: str | None = None,
-        queue: str | None = None,
-        label: Mapping[str, str] | None = None,
-        fingerprint: str | None = None,
-        died_after: datetime | None = None,
-        died_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[DeadLetter]:
+    async def list(self, **filter: Unpack[DeadLetterListFields]) -> AsyncIterator[DeadLetter]:
         """Yield all that match, newest first."""
-        query = {
-            "resolved": resolved,
-            "name": name,
-            "queue": queue,
-            "label": label,
-            "fingerprint": fingerprint,
-            "died_after": died_after,
-            "died_before": died_before,
-            "limit": limit,
-        }
-        async for letter in self._every(self._path, Page[DeadLetter], query):
+        async for letter in self._every(self._path, Page[DeadLetter], filter):
             yield letter
 
     @both

@@ -26,7 +26,7 @@ from mainspring.wire.schedules import (
 
 Times = list[datetime]
 
-_MOST_TRIES = 10
+_MOST_ATTEMPTS = 10
 
 
 class Schedule(ScheduleOut, kw_only=True):
@@ -89,7 +89,7 @@ class Schedules(ApiResource[F]):
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
         body["task"]["labels"] = {**given, DEFINITION: digest}
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MOST_ATTEMPTS):
             found = await self._named(name)
             if found is not None and labels_of(found.task).get(DEFINITION) == digest:
                 return found

@@ -1,7 +1,6 @@
 """`client.tasks`: create, read, change, and wait for results."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
 
@@ -12,7 +11,7 @@ from mainspring.errors import TaskNotCompleted
 from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import Target, TaskChanges, TaskFields, described
+from mainspring.sdk.targets import Target, TaskChanges, TaskFields, TaskListFields, described
 from mainspring.wire.dead_letters import CancelledOut
 from mainspring.wire.tasks import ExecutionOut, ExplanationOut, Ids, TaskOut
 from mainspring.wire.workers import LogLineOut
@@ -67,34 +66,9 @@ class Tasks(ApiResource[F]):
         return await self._get(task_id)
 
     @each
-    async def list(
-        self,
-        *,
-        state: str | None = None,
-        queue: str | None = None,
-        name: str | None = None,
-        label: Mapping[str, str] | None = None,
-        schedule_id: UUID | str | None = None,
-        workflow_run_id: UUID | str | None = None,
-        due_after: datetime | None = None,
-        due_before: datetime | None = None,
-        payload: bool | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[Task]:
+    async def list(self, **filter: Unpack[TaskListFields]) -> AsyncIterator[Task]:
         """Yield all that match, newest first; `limit` is the size of a page."""
-        query = {
-            "state": state,
-            "queue": queue,
-            "name": name,
-            "label": label,
-            "schedule_id": schedule_id,
-            "workflow_run_id": workflow_run_id,
-            "due_after": due_after,
-            "due_before": due_before,
-            "payload": payload,
-            "limit": limit,
-        }
-        async for task in self._every(self._path, Page[Task], query):
+        async for task in self._every(self._path, Page[Task], filter):
             yield task
 
     @both

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import get_args
 from uuid import UUID
 
@@ -55,20 +56,20 @@ _LINES_EVERY = 0.5
 _FLUSH_WITHIN = 1.0
 
 
+@dataclass(eq=False)
 class Reporter:
     """Sends outcomes until the server acknowledges them, or the lease is over."""
 
-    def __init__(
-        self, nodes: Nodes, logs: "LogSender", done: Callable[[WorkerExecution], None]
-    ) -> None:
-        self._nodes = nodes
-        self._logs = logs
-        self._done = done
-        self._waiting: deque[WorkerExecution] = deque()
-        self._news = asyncio.Event()
-        self._idle = asyncio.Event()
+    nodes: Nodes
+    logs: "LogSender"
+    done: Callable[[WorkerExecution], None]
+    _waiting: deque[WorkerExecution] = field(default_factory=deque, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _in_flight: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
         self._idle.set()
-        self._in_flight: set[asyncio.Task[None]] = set()
 
     def put(self, execution: WorkerExecution) -> None:
         self._waiting.append(execution)
@@ -110,11 +111,11 @@ class Reporter:
 
     async def _send(self, batch: list[WorkerExecution]) -> None:
         # The log of a task is complete when its end can be seen.
-        await self._logs.sent(batch, _FLUSH_WITHIN)
+        await self.logs.sent(batch, _FLUSH_WITHIN)
         while batch:
             try:
                 body = ReportIn(tuple(outcome_of(execution) for execution in batch))
-                await self._nodes.ask_any(
+                await self.nodes.ask_any(
                     REPORTS, body, JudgedListOut, within=_TIMEOUT, blocking=False
                 )
             except (MalformedRequest, InvalidRequest, TooLarge) as refused:
@@ -128,7 +129,7 @@ class Reporter:
                 await asyncio.sleep(_PAUSE)
                 continue
             for execution in batch:
-                self._done(execution)
+                self.done(execution)
             return
 
     async def _refused(
@@ -154,7 +155,7 @@ class Reporter:
         now = monotonic()
         for execution in batch:
             if execution.lease_end <= now:
-                self._done(execution)
+                self.done(execution)
         return [execution for execution in batch if execution.lease_end > now]
 
 
