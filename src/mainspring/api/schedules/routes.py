@@ -95,8 +95,7 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
             "read", reading.page, "listSchedules", "schedules", "Newest first.", wire.SchedulePage,
             docs.Param("state", wire.StateName, "Only schedules in this state."),
             docs.Param("name", docs.AnyText, "Only the schedule of this name."),
-            _OVERDUE,
-            docs.LIMIT, docs.CURSOR,
+            _OVERDUE, docs.LIMIT, docs.CURSOR,
         ),
         "POST /v1/schedules": _SCHEDULES.tenant(
             "write", changes.create, "createSchedule", "Create a schedule",
