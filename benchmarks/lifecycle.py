@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, database, memory_mb
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import partition_of
+from mainspring.domain.partitions import partition_of
 
 _BATCH = 1000
 _PAYLOAD = {"order": 4711, "customer": "c-0815", "text": "x" * 150}

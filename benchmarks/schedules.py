@@ -10,9 +10,9 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, memory_mb, percentile
 from mainspring import timezones
-from mainspring.domain.schedule.definition import ScheduleDefinition
+from mainspring.domain.schedules.definition import ScheduleDefinition
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.store.schedule.schedules import Template
+from mainspring.store.schedules.schedules import Template
 
 _DAY = 86400.0
 _SPEC = msgspec.Raw(msgspec.json.encode(TaskSpec(Target("handler", name="mainspring.noop"))))

@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperGroup
 
 import mainspring
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.cli.main import app
 from mainspring.config import Config, load
 from mainspring.domain.task import RUN_WORKFLOW
@@ -361,7 +361,7 @@ class TestNames:
             assert name == "sql" or name in queries.load(file), f"there is no {file}.{name}"
 
     def test_actions(self, document: Path) -> None:
-        known = set(crash.POINTS)
+        known = set(crash_points.POINTS)
         for path in SOURCE.rglob("*.py"):
             known.update(re.findall(r'action="([a-z_.]+)"', path.read_text()))
         # Files and statements are written alike; other tests look for those.

@@ -28,14 +28,14 @@ LARGEST_FOLDER = 20
 LONGEST_TEST_NAME = 60
 
 # Which rooms (packages, and modules at the root) each room may import from, besides itself.
-ROOTS = {"config", "errors", "clock", "lifecycle", "crash", "subprocesses", "timezones"}
+ROOTS = {"config", "errors", "clock", "lifecycle", "crash_points", "subprocesses", "timezones"}
 ADAPTER = ROOTS | {"domain", "observe"}
 USE_CASE = ADAPTER | {"store", "postgres"}
 JOINER = USE_CASE | {"engine", "schedules", "workflows", "broker", "execution", "notify"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"errors", "domain", "sdk"},
     "errors": set(),
-    "crash": set(),
+    "crash_points": set(),
     "subprocesses": set(),
     "clock": {"errors"},
     "config": {"errors", "domain"},

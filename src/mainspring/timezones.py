@@ -4,7 +4,7 @@ import zoneinfo
 
 from tzdata import IANA_VERSION
 
-from mainspring.domain.schedule.zones import zone
+from mainspring.domain.schedules.zones import zone
 
 
 def version() -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from mainspring import crash
+from mainspring import crash_points
 from support.asgi import Answer
 from support.client import Client, Unacknowledged, noop
 from support.cluster import Cluster, Node, Tenant
@@ -23,7 +23,7 @@ FOR_WORKERS = 20 * [work()]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("point", sorted(crash.POINTS))
+@pytest.mark.parametrize("point", sorted(crash_points.POINTS))
 async def test_a_kill_loses_nothing(cluster: Cluster, point: str) -> None:
     traffic, tenant = Traffic(), await cluster.tenant()
     steady = await cluster.start()

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from support.client import Task, noop, sleep
 from support.cluster import Cluster, Node, Tenant

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.domain.placement import PARTITIONS, partition_of
+from mainspring.domain.partitions import PARTITIONS, partition_of
 from support.client import Client
 from support.cluster import Cluster, Node, Tenant
 from support.lateness import check_causes, check_sums, moment

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring import crash
+from mainspring import crash_points
 from support.chaos import kill_in_turns
 from support.client import Client, noop, sleep
 from support.cluster import Cluster
@@ -76,7 +76,9 @@ async def test_kills_of_either_node_in_turn(cluster: Cluster) -> None:
         assert await ledger.seconds(schedule) == wanted, "each once, and none missing"
 
 
-@pytest.mark.parametrize("point", [p for p in sorted(crash.POINTS) if p.startswith("schedule.")])
+@pytest.mark.parametrize(
+    "point", [p for p in sorted(crash_points.POINTS) if p.startswith("schedule.")]
+)
 async def test_a_kill_around_the_commit(cluster: Cluster, point: str) -> None:
     tenant = await cluster.tenant()
     ledger = Ledger(cluster.evidence)

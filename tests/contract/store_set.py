@@ -20,14 +20,14 @@ from mainspring.domain.execution import (
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.lateness import Waited
 from mainspring.domain.outcome_rules import DeathCause, Finish, RetryLater
-from mainspring.domain.placement import (
+from mainspring.domain.partitions import (
     NO_OWNERSHIP,
     PARTITIONS,
     Ownership,
     partition_of,
 )
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.schedule.definition import ScheduleDefinition
+from mainspring.domain.schedules.definition import ScheduleDefinition
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database
@@ -38,7 +38,7 @@ from mainspring.store.cluster import ClusterStore
 from mainspring.store.creation import Creation, Keyed, NewTask
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
-from mainspring.store.schedule.schedules import Template
+from mainspring.store.schedules.schedules import Template
 from mainspring.store.task_refs import TaskRef, WorkerPick
 from mainspring.store.tasks import LockedTask, TaskChange, TaskStore
 from mainspring.store.tenants import TenantStore

@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from contract.store_set import StoreSet, finish, held, retry
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.store.creation import Creation
 from mainspring.store.task_refs import TaskRef, WorkerPick
 

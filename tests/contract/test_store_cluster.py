@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from contract.store_set import StoreSet
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.postgres.rows import read_row
 from mainspring.store import cluster
 

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 from contract.store_set import StoreSet, finish
-from mainspring.domain.placement import NO_OWNERSHIP, Ownership, partition_of
+from mainspring.domain.partitions import NO_OWNERSHIP, Ownership, partition_of
 from mainspring.store.creation import Creation, EagerLeaseOffer, Keyed, Made
 
 

@@ -3,7 +3,7 @@ who joined another server leases nothing."""
 
 from contract.store_set import StoreSet, finish, retry
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 
 ABOVE = 50_000_000

@@ -23,7 +23,7 @@ from mainspring.domain.lateness import (
     blame,
 )
 from mainspring.domain.outcome_rules import RetryLater
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres.database import Database, DatabaseOptions

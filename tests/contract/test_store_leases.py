@@ -5,7 +5,7 @@ from uuid import UUID
 from contract.store_set import StoreSet, finish, held
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Execution, Outcome
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.store.leases import ExtendedLease, HeldHeartbeat
 from mainspring.store.task_refs import WorkerPick
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contract.store_set import StoreSet, held, memory_stores, retry
 from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Execution, Outcome
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.store.leases import HeldHeartbeat
 from mainspring.store.task_refs import WorkerPick

@@ -7,9 +7,9 @@ from math import floor
 import pytest
 
 from contract.store_set import EVERYWHERE, StoreSet
-from mainspring.domain.placement import Ownership
-from mainspring.domain.schedule.definition import ScheduleDefinition
-from mainspring.domain.schedule.policies import Misfire, OverlapPolicy
+from mainspring.domain.partitions import Ownership
+from mainspring.domain.schedules.definition import ScheduleDefinition
+from mainspring.domain.schedules.policies import Misfire, OverlapPolicy
 from mainspring.schedules.occurrences import DecidedSchedules
 
 pytestmark = pytest.mark.slow

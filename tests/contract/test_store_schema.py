@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from contract.store_set import StoreSet, finish
 from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import partition_of
+from mainspring.domain.partitions import partition_of
 from support.ids import time_of
 
 _places = st.tuples(

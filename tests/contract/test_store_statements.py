@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from mainspring.postgres.named_sql import load
-from mainspring.store.lists.paths import LIST_PATHS, SHORTCUTS
+from mainspring.store.lists.index_paths import LIST_PATHS, SHORTCUTS
 from support.queries import QUERIES
 
 pytestmark = pytest.mark.server

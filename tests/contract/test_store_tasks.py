@@ -1,7 +1,7 @@
 """Creating and changing tasks: places, idempotency keys, limits that move tasks."""
 
 from contract.store_set import StoreSet, retry
-from mainspring.domain.placement import NO_OWNERSHIP, partition_of
+from mainspring.domain.partitions import NO_OWNERSHIP, partition_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import Creation, Made
 

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from contract.store_set import StoreSet, finish
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 
 

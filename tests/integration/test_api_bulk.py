@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.store.lists.paths import TaskFilter
+from mainspring.store.lists.index_paths import TaskFilter
 from mainspring.workflows import bulk_cancel as bulk
 from mainspring.workflows.advancing import new_steps
 from support.finished_tasks import INJECTIONS, TaskFinisher

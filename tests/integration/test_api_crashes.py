@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.api.http import idempotency
 from mainspring.store.answers import AnswerStore
 from mainspring.store.vault import Vault
@@ -52,7 +52,7 @@ async def test_what_was_made_is_not_made_again(
     url, body = await prepared(api, path)
     before = await counted(api)
     with monkeypatch.context() as dying:
-        dying.setattr(crash, "reach", die)
+        dying.setattr(crash_points, "reach", die)
         dying.setattr(AnswerStore, "keep", die)
         dying.setattr(AnswerStore, "give_up", nothing)
         with pytest.raises(SimulatedKill):
@@ -71,7 +71,7 @@ async def test_a_key_created_by_a_crashed_node_can_be_used(
     api: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dying:
-        dying.setattr(crash, "reach", die)
+        dying.setattr(crash_points, "reach", die)
         dying.setattr(AnswerStore, "give_up", nothing)
         with pytest.raises(SimulatedKill):
             await api.admin.post("/v1/keys", {"scopes": ["read"]}, idempotency_key="once")

@@ -15,13 +15,13 @@ import pytest
 from mainspring import timezones
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import PARTITIONS, Ownership
+from mainspring.domain.partitions import PARTITIONS, Ownership
 from mainspring.errors import StoreUnavailable
 from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.schedule.calendars import CalendarStore
+from mainspring.store.schedules.calendars import CalendarStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.asgi import Answer
 from support.in_process_api import InProcessApi, open_api

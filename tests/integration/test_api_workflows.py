@@ -10,7 +10,7 @@ import pytest
 from mainspring.domain.task import TaskSpec
 from mainspring.store.secrets import SecretStore
 from mainspring.store.vault import Vault
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.workflows.workflows import WorkflowStore
 from support.asgi import Answer
 from support.in_process_api import InProcessApi
 

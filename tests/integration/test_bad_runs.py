@@ -10,14 +10,14 @@ import msgspec
 
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Outcome, Report
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
 from support.rows import execution, row, task_id
 from support.runs import RunWorld, step, workflow

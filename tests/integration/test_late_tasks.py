@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.domain.placement import PARTITIONS, partition_of
+from mainspring.domain.partitions import PARTITIONS, partition_of
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import NewKey

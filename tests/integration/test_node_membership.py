@@ -12,7 +12,7 @@ import pytest
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable

@@ -8,7 +8,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.cluster import ClusterStore

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import PARTITIONS, Ownership
+from mainspring.domain.partitions import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step
+from mainspring.domain.workflows.definition import Step
 from mainspring.store.tasks import TaskChange
-from mainspring.store.workflow.step_rows import Moved, StepLeaseOffer
+from mainspring.store.workflows.step_rows import Moved, StepLeaseOffer
 from mainspring.workflows.outcomes import StepsFinished
 from mainspring.workflows.task_changes import TaskChangeService
 from support.runs import RunWorld, finish, step, workflow

@@ -20,7 +20,7 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
 from mainspring.store.lists import search as list_search
-from mainspring.store.lists.paths import INDEXES, TaskFilter
+from mainspring.store.lists.index_paths import INDEXES, TaskFilter
 from mainspring.store.tasks import TaskStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from support.lists import Row, matches, write_rows

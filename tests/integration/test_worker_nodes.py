@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.domain.placement import PARTITIONS, partition_of
+from mainspring.domain.partitions import PARTITIONS, partition_of
 from support.waiting import eventually
 from support.workers import LocalNode, RawWorker, open_local_node, work
 

@@ -16,8 +16,8 @@ from mainspring.store.keys import KeyStore
 from mainspring.store.outcomes import SQL as OUTCOMES
 from mainspring.store.outcomes import finish_arguments
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.workflow import steps
-from mainspring.store.workflow.step_rows import Ended, Moved, RunHead, StartingStep
+from mainspring.store.workflows import steps
+from mainspring.store.workflows.step_rows import Ended, Moved, RunHead, StartingStep
 from mainspring.workflows.results import ended_of
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually

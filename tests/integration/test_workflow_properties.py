@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from mainspring.domain.execution import Execution
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.checks import with_implied_needs
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
+from mainspring.domain.workflows.checks import with_implied_needs
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
 from mainspring.postgres.database import Database, DatabaseOptions
-from mainspring.store.workflow.step_rows import NO_STEP_LEASES, StepLeaseOffer
+from mainspring.store.workflows.step_rows import NO_STEP_LEASES, StepLeaseOffer
 from support.run_model import RunModel
 from support.runs import RunWorld, finish, step
 

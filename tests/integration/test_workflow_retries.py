@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
 from support.runs import RunWorld, step, workflow
 
 

@@ -14,8 +14,8 @@ from mainspring.errors import Conflict
 from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.workflow.step_rows import Moved, RunHead, StartingStep
-from mainspring.store.workflow.steps import StepTasks
+from mainspring.store.workflows.step_rows import Moved, RunHead, StartingStep
+from mainspring.store.workflows.steps import StepTasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 

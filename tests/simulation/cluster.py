@@ -7,7 +7,7 @@ from itertools import count
 from math import ceil
 from uuid import UUID
 
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.store.cluster import Member, NodeHeartbeat
 from simulation.tables import NodeRow, PartitionRow, Tables
 

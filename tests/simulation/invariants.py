@@ -11,7 +11,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import ALONE
 from mainspring.domain.tenant import TenantLimits
-from mainspring.node.workers.reports import Verdict, WorkerReport
+from mainspring.node.workers.heartbeats_and_reports import Verdict, WorkerReport
 from simulation.store import MemoryStore
 from simulation.tables import Finished, NodeRow, ScheduleRow, Task
 from simulation.world import SimulationFailed

@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 
 from mainspring.domain.execution import Outcome
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import TaskSpec
 from mainspring.store.leases import (
     ExtendedLease,
@@ -16,7 +16,7 @@ from mainspring.store.leases import (
     LeasedTask,
     LeaseStore,
 )
-from mainspring.store.messages import MessageStore
+from mainspring.store.node_messages import MessageStore
 from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import Touch, WorkerStore
 from simulation.remote import Link, OverLink

@@ -38,7 +38,7 @@ from mainspring.node.workers.lease_service import LeaseService
 from mainspring.node.workers.mailbox import Mailbox
 from mainspring.observe.metrics import Metrics
 from mainspring.schedules.occurrences import OccurrenceWriter
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from simulation.leases import MemoryLeases, RemoteLeases, RemoteMessages, RemoteWorkers
 from simulation.remote import (

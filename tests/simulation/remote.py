@@ -12,7 +12,7 @@ from uuid import UUID
 from mainspring.domain.execution import Execution
 from mainspring.domain.lateness import EndedWaiting
 from mainspring.domain.outcome_rules import Finish, RetryLater
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster

@@ -17,16 +17,16 @@ from mainspring.api.tasks.changes import change_by
 from mainspring.config import Config
 from mainspring.domain import transitions
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import partition_of
+from mainspring.domain.partitions import partition_of
 from mainspring.domain.retry import RetryPolicy
-from mainspring.domain.schedule.definition import ScheduleDefinition
-from mainspring.domain.schedule.policies import Misfire
+from mainspring.domain.schedules.definition import ScheduleDefinition
+from mainspring.domain.schedules.policies import Misfire
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, StoreUnavailable
-from mainspring.node.workers.reports import Verdict, WorkerReport
+from mainspring.node.workers.heartbeats_and_reports import Verdict, WorkerReport
 from mainspring.store.creation import Creation, NewTask
-from mainspring.store.schedule.schedules import Template
+from mainspring.store.schedules.schedules import Template
 from simulation import worker
 from simulation.invariants import Invariants
 from simulation.node import CAPABILITY, SimNode

@@ -12,11 +12,11 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.placement import Ownership
-from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
+from mainspring.domain.partitions import Ownership
+from mainspring.domain.schedules.definition import ScheduleDefinition, spread_of
 from mainspring.schedules.occurrences import DecidedSchedules, OccurrenceWriter, Placed, decide
 from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
-from mainspring.store.schedule.schedules import StoredSchedule
+from mainspring.store.schedules.schedules import StoredSchedule
 from simulation.remote import Link
 from simulation.store import MemoryStore
 from simulation.tables import Line, ScheduleRow

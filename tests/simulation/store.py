@@ -13,7 +13,7 @@ from mainspring.domain.capability import ALONE
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.lateness import EndedWaiting, Moments, Waited
 from mainspring.domain.outcome_rules import Finish, RetryLater
-from mainspring.domain.placement import Ownership, partition_of
+from mainspring.domain.partitions import Ownership, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits

@@ -9,7 +9,7 @@ from uuid import UUID
 from mainspring.domain.execution import TaskError
 from mainspring.domain.lateness import Earlier, Waited
 from mainspring.domain.rows import StreamKey, TaskRow
-from mainspring.domain.schedule.definition import ScheduleDefinition
+from mainspring.domain.schedules.definition import ScheduleDefinition
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store.creation import NewTask

@@ -11,9 +11,9 @@ from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Conflict, MainspringError, NotReady, StoreUnavailable
+from mainspring.node.workers.heartbeats_and_reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.node.workers.lease_service import LeaseRequest, LeaseService
 from mainspring.node.workers.mailbox import ExecutionKey
-from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from simulation.node import SimNode, resolve
 from simulation.world import World

@@ -11,7 +11,7 @@ from typing import Self
 
 import aiohttp
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.tenants import TenantStore

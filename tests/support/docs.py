@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.config import Config
 from mainspring.observe.metrics import Distribution, Metrics
 
@@ -210,7 +210,7 @@ def metrics_table() -> str:
 
 
 def crash_points_table() -> str:
-    rows = [(f"`{name}`", meaning) for name, meaning in crash.POINTS.items()]
+    rows = [(f"`{name}`", meaning) for name, meaning in crash_points.POINTS.items()]
     return _table(("crash point", "what the world looks like there"), rows)
 
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish
-from mainspring.domain.placement import PARTITIONS, Ownership
+from mainspring.domain.partitions import PARTITIONS, Ownership
 from mainspring.domain.task import TaskState
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef

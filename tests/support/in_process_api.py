@@ -12,11 +12,11 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
+from mainspring.node.workers.heartbeats_and_reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.node.workers.lease_service import LeaseRequest
-from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.observe.metrics import Metrics
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask
@@ -24,7 +24,7 @@ from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.tasks import TaskStore
 from mainspring.store.vault import Vault
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
 from support.store import time_of

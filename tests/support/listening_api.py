@@ -11,7 +11,7 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import StoreUnavailable
 from mainspring.observe.metrics import Metrics
@@ -19,7 +19,7 @@ from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.keys import KeyStore, NewKey
 from mainspring.store.tasks import TaskStore
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
 from support.in_process_api import IdleLeaseService, IdleNode

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mainspring.domain.task import UNFINISHED
 from mainspring.postgres.database import Database
-from mainspring.store.lists.paths import TaskFilter
+from mainspring.store.lists.index_paths import TaskFilter
 
 
 @dataclass(frozen=True, slots=True)

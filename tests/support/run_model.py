@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.domain.workflow.rules import StepDecision, decide, run_state
+from mainspring.domain.workflows.definition import WorkflowDefinition
+from mainspring.domain.workflows.rules import StepDecision, decide, run_state
 
 OVER = {"completed", "failed", "cancelled", "expired", "skipped"}
 LOST = {"failed", "cancelled", "expired"}

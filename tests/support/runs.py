@@ -14,14 +14,14 @@ from mainspring.domain.execution import (
     TaskError,
 )
 from mainspring.domain.outcome_rules import Finish
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
-from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
+from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.postgres.database import Database
 from mainspring.store.task_refs import TaskRef
-from mainspring.store.workflow.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
-from mainspring.store.workflow.workflow_runs import StoredStep
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.workflows.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
+from mainspring.store.workflows.workflow_runs import StoredStep
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished

@@ -9,7 +9,7 @@ import msgspec
 from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish
-from mainspring.domain.placement import PARTITIONS, Ownership
+from mainspring.domain.partitions import PARTITIONS, Ownership
 from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.postgres.database import Database
 from mainspring.store.claims import EngineStore

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import (
+from mainspring.domain.workflows.definition import (
     OnFailure,
     Step,
     TaskTemplate,

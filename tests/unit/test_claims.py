@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mainspring.domain.execution import Outcome, Report, TaskError, believed
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome
-from mainspring.domain.placement import PARTITIONS, partition_of, preferred_owner
+from mainspring.domain.partitions import PARTITIONS, partition_of, preferred_owner
 from mainspring.domain.retry import RetryPolicy, backoff, retry_delay
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits

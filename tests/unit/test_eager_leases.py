@@ -25,7 +25,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, NewTask, started_task
 from mainspring.store.task_refs import Seen
-from mainspring.store.workflow.step_rows import NO_STEP_LEASES
+from mainspring.store.workflows.step_rows import NO_STEP_LEASES
 from support.rows import execution, row, task_id
 
 NOW = 1000.0

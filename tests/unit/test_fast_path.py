@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from starlette.types import Scope
 
 from mainspring.api.http.connection import LimitedHttpProtocol
-from mainspring.api.http.cycle import Cycle
 from mainspring.api.http.fast_path import HeaderCache, ServeFast
+from mainspring.api.http.request_cycle import Cycle
 from support.fast_path_app import (
     FAST,
     ORDINARY,

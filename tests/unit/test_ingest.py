@@ -10,7 +10,7 @@ from contract.store_set import SPEC
 from mainspring.api.tasks import ingest as ingesting
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.clock import ManualClock
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask

@@ -11,7 +11,7 @@ from uuid import UUID
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine

@@ -13,7 +13,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from mainspring.clock import ManualClock
 from mainspring.config import Config
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine
 from mainspring.engine.leases import HeldLease

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from mainspring.clock import ManualClock
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable

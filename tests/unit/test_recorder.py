@@ -13,7 +13,7 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.outcome_rules import Finish, RetryLater
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings

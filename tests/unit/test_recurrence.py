@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from mainspring.domain.schedule import cron, rrule, rrule_days
-from mainspring.domain.schedule.definition import ScheduleDefinition, recurrence_of, timetable
-from mainspring.domain.schedule.policies import GapPolicy, RepeatPolicy
-from mainspring.domain.schedule.recurrence import Interval, ZonedRecurrence
-from mainspring.domain.schedule.zones import (
+from mainspring.domain.schedules import cron, rrule, rrule_days
+from mainspring.domain.schedules.definition import ScheduleDefinition, recurrence_of, timetable
+from mainspring.domain.schedules.policies import GapPolicy, RepeatPolicy
+from mainspring.domain.schedules.recurrence import Interval, ZonedRecurrence
+from mainspring.domain.schedules.zones import (
     DstPolicy,
     UnknownZone,
     zone,

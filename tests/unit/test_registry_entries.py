@@ -14,8 +14,8 @@ from mainspring.engine.demand import WorkerSession
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
+from mainspring.node.workers.heartbeats_and_reports import WorkerReports
 from mainspring.node.workers.registry import WorkerRegistry
-from mainspring.node.workers.reports import WorkerReports
 from mainspring.store.workers import Touch, WorkerStore, offer_shown
 
 SESSION = WorkerSession(1, "w", "1")

@@ -9,13 +9,13 @@ import msgspec
 
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Report
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.announcer import Announcer
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
 from support.rows import execution, row
 

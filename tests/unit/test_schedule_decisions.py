@@ -12,18 +12,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mainspring.domain.schedule import misfire
-from mainspring.domain.schedule.definition import (
+from mainspring.domain.schedules import misfire
+from mainspring.domain.schedules.definition import (
     ScheduleDefinition,
     spread_of,
     timetable,
 )
-from mainspring.domain.schedule.description import describe, warnings
-from mainspring.domain.schedule.policies import Decision, Misfire, MisfirePolicy, OverlapPolicy
-from mainspring.domain.schedule.template import Values, expand
-from mainspring.domain.schedule.zones import DstPolicy
+from mainspring.domain.schedules.description import describe, warnings
+from mainspring.domain.schedules.policies import Decision, Misfire, MisfirePolicy, OverlapPolicy
+from mainspring.domain.schedules.template import Values, expand
+from mainspring.domain.schedules.zones import DstPolicy
 from mainspring.schedules.occurrences import decide
-from mainspring.store.schedule.schedules import StoredSchedule
+from mainspring.store.schedules.schedules import StoredSchedule
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 ID = UUID(int=7)

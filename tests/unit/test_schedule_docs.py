@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mainspring.domain.schedule import cron, misfire
-from mainspring.domain.schedule.definition import (
+from mainspring.domain.schedules import cron, misfire
+from mainspring.domain.schedules.definition import (
     Backlog,
     ScheduleDefinition,
     timetable,
 )
-from mainspring.domain.schedule.policies import Misfire
-from mainspring.domain.schedule.recurrence import ZonedRecurrence
-from mainspring.domain.schedule.zones import DstPolicy, zone
+from mainspring.domain.schedules.policies import Misfire
+from mainspring.domain.schedules.recurrence import ZonedRecurrence
+from mainspring.domain.schedules.zones import DstPolicy, zone
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "schedules.md"
 NOON = datetime(2027, 6, 1, 12, tzinfo=UTC).timestamp()

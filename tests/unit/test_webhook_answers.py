@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mainspring.domain.execution import Outcome
-from mainspring.execution.answers import (
+from mainspring.execution.responses import (
     LONGEST_WAIT,
     completes_later,
     headers_of_interest,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.condition import BadCondition, ConditionFailed, compiled
-from mainspring.domain.workflow.rules import Scope, StepResult, holds
+from mainspring.domain.workflows.condition import BadCondition, ConditionFailed, compiled
+from mainspring.domain.workflows.rules import Scope, StepResult, holds
 
 SCOPE = Scope(
     {"n": 5, "f": 1.5, "s": "abc", "list": [1, 2, 3], "none": None, "odd key": True},

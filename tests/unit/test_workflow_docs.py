@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
-from mainspring.domain.workflow.definition import OnFailure, Step, WorkflowDefinition
+from mainspring.domain.workflows.checks import graph_problems, with_implied_needs
+from mainspring.domain.workflows.definition import OnFailure, Step, WorkflowDefinition
 from support.workflow_model import CANCELLED, COMPLETED, FAILED, NOOP, Model
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "workflows.md"

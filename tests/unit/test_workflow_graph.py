@@ -6,9 +6,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainspring.domain.workflow import graph as graphs
-from mainspring.domain.workflow.checks import Use, graph_problems
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
+from mainspring.domain.workflows import graph as graphs
+from mainspring.domain.workflows.checks import Use, graph_problems
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
 from support.workflow_model import COMPLETED, FAILED, NOOP, SKIPPED, definitions
 
 NAMES = [f"s{n}" for n in range(7)]

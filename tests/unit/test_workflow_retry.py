@@ -2,7 +2,7 @@
 
 import pytest
 
-from mainspring.domain.workflow.retry import StepProgress, same_lists, with_left_out
+from mainspring.domain.workflows.retry import StepProgress, same_lists, with_left_out
 from support.runs import step, workflow
 
 FLOW = workflow(

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow import rules as workflow_rules
-from mainspring.domain.workflow.checks import graph_problems, with_implied_needs
-from mainspring.domain.workflow.definition import (
+from mainspring.domain.workflows import rules as workflow_rules
+from mainspring.domain.workflows.checks import graph_problems, with_implied_needs
+from mainspring.domain.workflows.definition import (
     Step,
     TaskTemplate,
     When,
     WorkflowDefinition,
 )
-from mainspring.domain.workflow.rules import (
+from mainspring.domain.workflows.rules import (
     RenderFailed,
     Scope,
     StepDecision,
@@ -31,7 +31,7 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows.states import RunState
 from support.workflow_model import (
     CANCELLED,
     COMPLETED,

@@ -14,7 +14,7 @@ from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow.definition import WorkflowDefinition
+from mainspring.domain.workflows.definition import WorkflowDefinition
 from mainspring.errors import InvalidRequest, TooLarge
 from mainspring.wire.workflows import WorkflowIn
 

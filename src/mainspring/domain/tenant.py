@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 
 
 @dataclass(frozen=True, slots=True)

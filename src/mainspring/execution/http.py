@@ -19,7 +19,7 @@ from mainspring.domain.execution import Execution, Outcome, Report, TaskError, n
 from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
-from mainspring.execution import answers, headers
+from mainspring.execution import headers, responses
 from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import Executor, ReportSink
 from mainspring.execution.send_queues import Caps, Lanes
@@ -347,8 +347,8 @@ class HttpExecutor(Executor):
             started, finished = each.times(self._clock)
             self._metrics.webhook_seconds.observe(finished - started)
             self._lanes.ended(each.execution.tenant_id, each.origin)
-            kept = answers.headers_of_interest(reply.headers)
-            if not each.cancelled and answers.completes_later(reply, kept):
+            kept = responses.headers_of_interest(reply.headers)
+            if not each.cancelled and responses.completes_later(reply, kept):
                 results["later"] += 1
                 self._expect_later(each)
             else:
@@ -370,12 +370,12 @@ class HttpExecutor(Executor):
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
         on = each.execution.spec.retry.on
-        verdict = answers.judge(reply, kept, on, now)
+        verdict = responses.judge(reply, kept, on, now)
         return Report(
             each.execution,
             verdict.outcome,
             *each.times(self._clock),
-            result=answers.result_of(reply, kept),
+            result=responses.result_of(reply, kept),
             error=verdict.error,
             retryable=verdict.retryable,
             retry_after=verdict.retry_after,

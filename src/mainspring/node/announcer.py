@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from mainspring.domain.rows import TaskRow
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 
 
 class Announcer:

@@ -7,13 +7,13 @@ from uuid import UUID
 
 import structlog
 
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.errors import StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, write_in_parts
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
-from mainspring.store.workflow.step_rows import Ended
+from mainspring.store.workflows.step_rows import Ended
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
@@ -202,7 +202,7 @@ class Dispatcher:
         refs = [TaskRef(e.tenant_id, e.row.id, e.row.rev, e.lateness(e.ready_at)) for e in picked]
         # The incarnation that picked them: under another one limits are counted anew.
         ownership, worker = self._state.ownership(), self._state.worker
-        crash.reach("claim.before_commit")
+        crash_points.reach("claim.before_commit")
         lease = self._config.lease
         try:
             # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
@@ -216,7 +216,7 @@ class Dispatcher:
             executions = await until_answered(
                 lambda: self._store.claimed_by(refs, worker=worker), self._metrics
             )
-        crash.reach("claim.committed")
+        crash_points.reach("claim.committed")
         self._metrics.claim_batch.observe(len(picked))
         self._metrics.tasks_claimed.inc(len(executions))
         return executions
@@ -225,7 +225,7 @@ class Dispatcher:
         self.eager_leases.forget([execution.id for execution in executions])
         entries = {entry.row.id: entry for entry in picked}
         self.give_out((entries[a.id].row.capability, a) for a in executions)
-        crash.reach("claim.handed_out")
+        crash_points.reach("claim.handed_out")
 
     def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
         """Give leased tasks to executors. What may not begin any more goes back."""

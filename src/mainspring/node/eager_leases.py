@@ -19,7 +19,7 @@ from mainspring.node.retrying import until_answered
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore
 from mainspring.store.creation import NO_EAGER_LEASE, EagerLeaseOffer, NewTask, started_task
-from mainspring.store.workflow.step_rows import NO_STEP_LEASES, StepLeaseOffer
+from mainspring.store.workflows.step_rows import NO_STEP_LEASES, StepLeaseOffer
 
 _CLOCK_ERROR = 0.01
 # Of one transaction; enough for a fan-out that is not shared among the nodes.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.engine.demand import WorkerSession
 from mainspring.engine.leases import HeldLease
 from mainspring.engine.running import RunningTask
@@ -68,7 +68,7 @@ class LeaseMaintenance:
         extended = await until_answered(
             lambda: self._store.extend(refs, lease=self._state.config.lease), self._state.metrics
         )
-        crash.reach("lease.extended")
+        crash_points.reach("lease.extended")
         kept = {item.id: item for item in extended}
         for held in due:
             item = kept.get(held.id)

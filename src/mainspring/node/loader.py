@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from mainspring import crash
-from mainspring.domain.placement import Ownership
+from mainspring import crash_points
+from mainspring.domain.partitions import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
@@ -83,7 +83,7 @@ class Loader:
             heard = []
         woken = await self._store.poll_wakes(ownership, heard, limit=_WAKES_AT_ONCE)
         if woken.wakes:
-            crash.reach("wake.read")
+            crash_points.reach("wake.read")
             await self._apply_wakes(ownership, woken)
         # Not before: what the engine has not heard of must be there to be read again.
         self._heard = (ownership.node_id, woken.wakes)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash, timezones
+from mainspring import crash_points, timezones
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
@@ -91,7 +91,7 @@ class Materializer:
         self._set_aside[schedule.id] = now + _ASIDE
 
     async def _decide(self, due: Sequence[DueSchedule]) -> None:
-        crash.reach("schedule.before_commit")
+        crash_points.reach("schedule.before_commit")
         ownership = self._state.ownership()
         try:
             decisions = await self._schedules.fire(ownership, due)
@@ -101,7 +101,7 @@ class Materializer:
             # It may have been written all the same, without a word about its tasks to our engine.
             self._state.mark_stale(ownership.partitions)
             raise
-        crash.reach("schedule.committed")
+        crash_points.reach("schedule.committed")
         now = self._state.clock.now()
         near = now + self._state.config.near
         made = [window_row(m.task, m.partition) for m in decisions.made if m.task.due <= near]

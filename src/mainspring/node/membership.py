@@ -14,8 +14,8 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from mainspring import clock, crash
-from mainspring.domain.placement import PARTITIONS, preferred_owner
+from mainspring import clock, crash_points
+from mainspring.domain.partitions import PARTITIONS, preferred_owner
 from mainspring.errors import StoreUnavailable
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.retrying import repeat, wait_at_most
@@ -204,7 +204,7 @@ class Membership:
 
     async def _take_over(self, cluster: ClusterStore, orphans: set[int]) -> set[int]:
         taken = await cluster.take_over(self._state.node_id, self._state.epoch, orphans)
-        crash.reach("takeover.committed")
+        crash_points.reach("takeover.committed")
         if taken:
             log.info("took partitions over", action="node.took_over", partitions=len(taken))
         return set(taken)
@@ -219,7 +219,7 @@ class Membership:
         ownership = self._state.ownership()
         self._partition_loader.give_up(new_owners.keys())
         epoch = await cluster.hand_over(ownership, new_owners, leaving=leaving)
-        crash.reach("handover.committed")
+        crash_points.reach("handover.committed")
         if epoch is None:
             return False
         self._state.epoch = epoch

@@ -8,7 +8,7 @@ import structlog
 
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Report
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.explain import Situation
 from mainspring.engine.leases import HeldLease
@@ -29,7 +29,7 @@ from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.creation import EagerLeaseOffer, NewTask
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 
 log = structlog.get_logger()
 

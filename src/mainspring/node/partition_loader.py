@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from uuid import UUID
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, finish
 from mainspring.domain.rows import TaskRow
@@ -22,7 +22,7 @@ from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
-from mainspring.store.workflow.step_rows import NO_STEP_LEASES, Moved
+from mainspring.store.workflows.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ class Recorder:
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
-        crash.reach("report.received")
+        crash_points.reach("report.received")
         for report in reports:
             self._state.engine.leases.drop(report.execution.id, report.execution.fence)
         self._queue.extend(reports)
@@ -176,7 +176,7 @@ class Recorder:
 
     def _end(self, finishes: Sequence[Finish], accepted: set[UUID]) -> set[UUID]:
         """Pass on outcomes that were written to the engine and the metrics."""
-        crash.reach("record.committed")
+        crash_points.reach("record.committed")
         now = self._state.clock.now()
         for end in finishes:
             execution = end.report.execution
@@ -194,7 +194,7 @@ class Recorder:
         """Schedule tasks again. Return which, and the ends of those that somebody asked to cancel:
         these are yet to be written, and until then they count as running."""
         rows, unwritten = await self._retry(retries)
-        crash.reach("retry.committed")
+        crash_points.reach("retry.committed")
         now = self._state.clock.now()
         self._state.engine.update(rows, now)
         again = {row.id for row in rows}
@@ -252,10 +252,10 @@ class Recorder:
         offer = eager.offer_steps() if eager else NO_STEP_LEASES
         moved = Moved()
         try:
-            crash.reach("step.before_commit")
+            crash_points.reach("step.before_commit")
             done = await self._steps.finish_fast(self._state.ownership(), finishes, offer)
             moved = done.moved
-            crash.reach("step.committed")
+            crash_points.reach("step.committed")
         finally:
             if eager:
                 eager.end_steps(offer, moved.leased)
@@ -272,12 +272,12 @@ class Recorder:
             nonlocal maybe_changed
             try:
                 now = self._state.clock.now()
-                crash.reach("step.before_commit")
+                crash_points.reach("step.before_commit")
                 done = await self._steps.finish(self._state.ownership(), part, now)
             except StoreUnavailable:
                 maybe_changed = True
                 raise
-            crash.reach("step.committed")
+            crash_points.reach("step.committed")
             self._announcer.announce_runs(done.moved)
             if maybe_changed:
                 self._state.mark_stale(self._state.engine.partitions)

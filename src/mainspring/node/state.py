@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine
 from mainspring.engine.leases import HeldLease

@@ -15,15 +15,15 @@ import asyncpg
 
 from mainspring import timezones
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
-from mainspring.domain.schedule import misfire
-from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
-from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
-from mainspring.domain.schedule.policies import Decision
-from mainspring.domain.schedule.template import Values, expand, has_placeholders
+from mainspring.domain.partitions import Ownership
+from mainspring.domain.schedules import misfire
+from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedules.policies import Decision
+from mainspring.domain.schedules.template import Values, expand, has_placeholders
 from mainspring.postgres.database import sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
-from mainspring.store.schedule.schedules import SQL, OccurrenceEntry, StoredSchedule
+from mainspring.store.schedules.schedules import SQL, OccurrenceEntry, StoredSchedule
 from mainspring.store.tasks import SQL as TASKS
 
 _INSTANT = 1e-6

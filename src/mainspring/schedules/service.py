@@ -11,10 +11,10 @@ import asyncpg
 import msgspec
 
 from mainspring import timezones
-from mainspring.domain.placement import Ownership
-from mainspring.domain.schedule.definition import ScheduleDefinition, spread_of
-from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
-from mainspring.domain.schedule.policies import Decision
+from mainspring.domain.partitions import Ownership
+from mainspring.domain.schedules.definition import ScheduleDefinition, spread_of
+from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedules.policies import Decision
 from mainspring.postgres.database import Database, transaction
 from mainspring.schedules.occurrences import (
     DecidedSchedules,
@@ -27,7 +27,7 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.lists.paging import LAST_ID
-from mainspring.store.schedule.schedules import (
+from mainspring.store.schedules.schedules import (
     SQL,
     OccurrenceEntry,
     StoredOccurrence,

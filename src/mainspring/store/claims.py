@@ -11,7 +11,7 @@ import msgspec
 
 from mainspring.domain.execution import Execution
 from mainspring.domain.lateness import Earlier, Waited
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import Target, TaskSpec
 from mainspring.postgres import named_sql as queries

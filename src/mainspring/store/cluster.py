@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring import timezones
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Store
 from mainspring.store.task_refs import node_of

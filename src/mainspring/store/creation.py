@@ -5,7 +5,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.postgres.database import sparse

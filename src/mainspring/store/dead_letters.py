@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.domain.placement import NO_OWNERSHIP
+from mainspring.domain.partitions import NO_OWNERSHIP
 from mainspring.domain.task import Resolution
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, transaction

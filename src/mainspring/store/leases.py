@@ -9,7 +9,7 @@ import asyncpg
 
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Store, sparse, transaction
 from mainspring.store.claims import NO_WAITS, executions_of, waits_of

@@ -6,7 +6,7 @@ from uuid import UUID
 from mainspring.domain.execution import Report
 from mainspring.domain.lateness import EndedWaiting
 from mainspring.domain.outcome_rules import Finish, RetryLater
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Store, sparse

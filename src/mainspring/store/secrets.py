@@ -14,9 +14,9 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.schedule.schedules import Template
+from mainspring.store.schedules.schedules import Template
 from mainspring.store.vault import CLIENT_KEY, SIGNING_SECRET, TARGET_HEADERS, Vault
-from mainspring.store.workflow.definitions import decode_definition
+from mainspring.store.workflows.definitions import decode_definition
 
 SQL = queries.load("secrets")
 MOST_LIVE = 10

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.lateness import Waited
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres.rows import read_rows
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
 from mainspring.postgres import named_sql as queries
@@ -27,8 +27,7 @@ from mainspring.store.creation import (
     creation_arguments,
     started_task,
 )
-from mainspring.store.lists.paging import LAST_ID, RowPage, fill
-from mainspring.store.lists.paths import (
+from mainspring.store.lists.index_paths import (
     INDEXES,
     LIST_PATHS,
     MOST,
@@ -38,8 +37,9 @@ from mainspring.store.lists.paths import (
     paths_of,
     shortcuts_of,
 )
+from mainspring.store.lists.paging import LAST_ID, RowPage, fill
 from mainspring.store.lists.search import ListSearch
-from mainspring.store.upkeep.planner import BULK_ROWS, analyze_if_grown
+from mainspring.store.upkeep.statistics import BULK_ROWS, analyze_if_grown
 
 SQL = queries.load("tasks")
 _LISTS = {path: path.of(SQL["list_tasks"]) for path in LIST_PATHS + SHORTCUTS}

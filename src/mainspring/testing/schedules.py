@@ -9,17 +9,17 @@ from uuid import UUID
 import msgspec
 
 from mainspring.clock import utc
-from mainspring.domain.schedule import misfire
-from mainspring.domain.schedule.definition import (
+from mainspring.domain.schedules import misfire
+from mainspring.domain.schedules.definition import (
     ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
 )
-from mainspring.domain.schedule.misfire import BacklogDecision, Ruling
-from mainspring.domain.schedule.policies import Misfire
-from mainspring.domain.schedule.template import Values, expand
-from mainspring.domain.schedule.zones import DstPolicy
+from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedules.policies import Misfire
+from mainspring.domain.schedules.template import Values, expand
+from mainspring.domain.schedules.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.testing.tasks import in_seconds
 
@@ -72,7 +72,7 @@ class VirtualSchedule:
         }
 
     def decide(self, now: float, unfinished: int) -> BacklogDecision:
-        """Return what becomes of what is due, by the rules of `domain/schedule/misfire.py`."""
+        """Return what becomes of what is due, by the rules of `domain/schedules/misfire.py`."""
         assert self.next is not None
         definition, moment = self.definition, now - self.offset
         cut = moment - definition.misfire.window

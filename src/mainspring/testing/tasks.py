@@ -12,7 +12,7 @@ from mainspring.clock import utc
 from mainspring.domain.duration import parse_duration
 from mainspring.domain.execution import Execution
 from mainspring.domain.outcome_rules import Finish, RetryLater
-from mainspring.domain.placement import partition_of
+from mainspring.domain.partitions import partition_of
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import Target, TaskSpec

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.wire import patterns
 from mainspring.wire.tasks import Delay, Instant, Line
 

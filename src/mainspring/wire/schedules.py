@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.domain.schedule.policies import (
+from mainspring.domain.schedules.policies import (
     Decision,
     GapPolicy,
     Misfire,

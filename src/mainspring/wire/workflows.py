@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct, field
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import LONGEST_CONDITION, MOST_ITEMS, OnFailure, When
+from mainspring.domain.workflows.definition import LONGEST_CONDITION, MOST_ITEMS, OnFailure, When
 from mainspring.wire import patterns
 from mainspring.wire.schedules import TemplateOut
 from mainspring.wire.tasks import (

@@ -26,8 +26,8 @@ from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
+from mainspring.api.node_ports import LeasePort, NodePort
 from mainspring.api.openapi.endpoints import described
-from mainspring.api.ports import LeasePort, NodePort
 from mainspring.api.routes import Routes, by_path
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
@@ -63,13 +63,13 @@ from mainspring.store.answers import AnswerStore, EffectStore
 from mainspring.store.dead_letters import DeadLetterStore
 from mainspring.store.explaining import ExplainStore
 from mainspring.store.keys import KeyStore
-from mainspring.store.schedule.calendars import CalendarStore
+from mainspring.store.schedules.calendars import CalendarStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.tasks import TaskStore
 from mainspring.store.tenants import Administration
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps, new_steps
 from mainspring.workflows.bulk_cancel import BulkChanges
 from mainspring.workflows.definitions import Definitions

@@ -34,7 +34,7 @@ from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
-from mainspring.store.messages import MessageStore
+from mainspring.store.node_messages import MessageStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workers import WorkerStore

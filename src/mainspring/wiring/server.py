@@ -5,7 +5,7 @@ from random import Random, SystemRandom
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from mainspring import crash, timezones, tls
+from mainspring import crash_points, timezones, tls
 from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.connection import ConnectionLimits, HttpConfig
 from mainspring.api.http.server import HttpServer, listen
@@ -29,7 +29,7 @@ class Server:
     """One node with its API: everything that runs in a server process."""
 
     def __init__(self, config: Config) -> None:
-        crash.arm(*crash_point(config))
+        crash_points.arm(*crash_point(config))
         timezones.use_pinned()
         self.config = config
         self.metrics = Metrics()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import SystemRandom
 
-from mainspring import __version__, crash, tls
+from mainspring import __version__, crash_points, tls
 from mainspring.config import Config, environment_of_programs
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
@@ -103,7 +103,7 @@ def crash_point(config: Config) -> tuple[str | None, int]:
     name, _, nth = (config.crash_at or "").partition(":")
     if not name:
         return None, 1
-    if name not in crash.POINTS or not (nth or "1").isdecimal():
+    if name not in crash_points.POINTS or not (nth or "1").isdecimal():
         raise ConfigError([f"crash_at: there is no crash point {config.crash_at!r}"])
     return name, int(nth or 1)
 

@@ -16,12 +16,12 @@ import asyncpg
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import NO_OWNERSHIP, Ownership
+from mainspring.domain.partitions import NO_OWNERSHIP, Ownership
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.condition import ConditionFailed
-from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflow.retry import FAIL_FAST
-from mainspring.domain.workflow.rules import (
+from mainspring.domain.workflows.condition import ConditionFailed
+from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
+from mainspring.domain.workflows.retry import FAIL_FAST
+from mainspring.domain.workflows.rules import (
     MOST_BYTES,
     RenderFailed,
     Scope,
@@ -34,11 +34,11 @@ from mainspring.domain.workflow.rules import (
     render_each,
     run_state,
 )
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows.states import RunState
 from mainspring.postgres.database import new_ids
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.cluster import SQL as CLUSTER
-from mainspring.store.workflow.step_rows import (
+from mainspring.store.workflows.step_rows import (
     ITSELF,
     Ended,
     Moved,
@@ -48,7 +48,7 @@ from mainspring.store.workflow.step_rows import (
     note_arguments,
     place_of,
 )
-from mainspring.store.workflow.steps import SQL, StepTasks
+from mainspring.store.workflows.steps import SQL, StepTasks
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.results import TOO_LARGE
 from mainspring.workflows.scope import check_kept, read_input, seen, speaks

@@ -10,8 +10,8 @@ from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, transaction
 from mainspring.store.audit import write_entry
 from mainspring.store.bulk import SQL
+from mainspring.store.lists.index_paths import TaskFilter
 from mainspring.store.lists.paging import next_mark
-from mainspring.store.lists.paths import TaskFilter
 from mainspring.workflows.advancing import Steps
 
 CHUNK = 1000

@@ -2,10 +2,10 @@
 
 import asyncpg
 
-from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
-from mainspring.store.workflow.step_rows import RunHead
-from mainspring.store.workflow.steps import SQL
+from mainspring.domain.workflows.definition import WorkflowDefinition
+from mainspring.store.workflows.definitions import RecentDefinitions, decode_definition
+from mainspring.store.workflows.step_rows import RunHead
+from mainspring.store.workflows.steps import SQL
 
 
 class Definitions:

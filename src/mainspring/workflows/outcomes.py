@@ -11,17 +11,17 @@ import asyncpg
 
 from mainspring.domain.execution import Outcome, Report, TaskError
 from mainspring.domain.outcome_rules import Finish, finish
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows.states import RunState
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.claims import LeasedRow
 from mainspring.store.outcomes import SQL as OUTCOMES
 from mainspring.store.outcomes import by_task, finish_arguments
 from mainspring.store.task_refs import TaskRef
-from mainspring.store.workflow.step_rows import (
+from mainspring.store.workflows.step_rows import (
     ITSELF,
     NO_STEP_LEASES,
     Ended,
@@ -30,7 +30,7 @@ from mainspring.store.workflow.step_rows import (
     StepLeaseOffer,
     place_of,
 )
-from mainspring.store.workflow.steps import SQL
+from mainspring.store.workflows.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.results import MOST_RESULT, ended_of
 

@@ -4,7 +4,7 @@ import msgspec
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.outcome_rules import Finish
-from mainspring.store.workflow.step_rows import Ended, place_of
+from mainspring.store.workflows.step_rows import Ended, place_of
 
 TOO_LARGE = "result-too-large"
 """The error of a step whose result was not kept for those after it."""

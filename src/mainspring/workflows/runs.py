@@ -12,10 +12,10 @@ from uuid import UUID
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.domain.workflow.retry import (
+from mainspring.domain.workflows.definition import WorkflowDefinition
+from mainspring.domain.workflows.retry import (
     FAIL_FAST,
     LOST,
     StepProgress,
@@ -31,9 +31,9 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
-from mainspring.store.workflow.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
-from mainspring.store.workflow.steps import add_steps
-from mainspring.store.workflow.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
+from mainspring.store.workflows.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.workflows.steps import add_steps
+from mainspring.store.workflows.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
 from mainspring.workflows.definitions import Definitions
 

@@ -4,8 +4,8 @@ import asyncpg
 import msgspec
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step
-from mainspring.domain.workflow.rules import RenderFailed, Scope, StepResult
+from mainspring.domain.workflows.definition import Step
+from mainspring.domain.workflows.rules import RenderFailed, Scope, StepResult
 from mainspring.workflows.results import TOO_LARGE, UNREADABLE
 
 _NOTHING = object()

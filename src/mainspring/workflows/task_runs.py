@@ -7,12 +7,12 @@ import asyncpg
 import msgspec
 
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
-from mainspring.store.workflow.step_rows import Moved, NewRun, RunHead
-from mainspring.store.workflow.workflow_runs import SQL
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.workflows.step_rows import Moved, NewRun, RunHead
+from mainspring.store.workflows.workflow_runs import SQL
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService

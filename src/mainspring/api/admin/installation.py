@@ -12,7 +12,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import OperatorCall, TenantCall
 from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.api.views import view
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, StoredAuditEntry
 from mainspring.store.cluster import NodeRecord, Topology
 from mainspring.wire import admin as wire

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import raw_json
 from mainspring.api.http.negotiation import preferred
 from mainspring.api.http.operations import OperatorCall
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.errors import NotReady
 from mainspring.observe.metrics import Metrics
 

@@ -14,7 +14,7 @@ from mainspring.api.http.parameters import LARGEST_NUMBER, page_query
 from mainspring.api.views import view
 from mainspring.config import Config
 from mainspring.domain import apikey
-from mainspring.domain.placement import PARTITIONS
+from mainspring.domain.partitions import PARTITIONS
 from mainspring.domain.tenant import TenantLimits
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.store.keys import MOST_LIVE_KEYS

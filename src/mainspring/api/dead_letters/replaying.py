@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.clock import Clock, monotonic
 from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds

@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from mainspring.api.http.cycle import Cycle, closing_bytes
 from mainspring.api.http.draining import IDLE_FOR, Draining, has_unread
 from mainspring.api.http.fast_path import FastPathCompiler, HeaderCache
 from mainspring.api.http.middleware import CYCLE
 from mainspring.api.http.problems import answer_to
+from mainspring.api.http.request_cycle import Cycle, closing_bytes
 from mainspring.errors import (
     Crowded,
     HeadTooLarge,

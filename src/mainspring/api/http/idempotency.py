@@ -19,7 +19,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.bodies import read_body, with_body
 from mainspring.clock import monotonic
@@ -248,7 +248,7 @@ class Idempotency:
         kept = False
         try:
             response = await run(recorder)
-            crash.reach("post.served")
+            crash_points.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
                 kept = await self._keep(recorder, answered)

@@ -11,7 +11,7 @@ from mainspring.api.http.parameters import Parameters, bad_parameter, read_one
 from mainspring.api.items import NAME, existing, item_response, name_in, no_such_calendar
 from mainspring.api.views import view
 from mainspring.errors import Conflict
-from mainspring.store.schedule.calendars import CalendarStore, StoredCalendar
+from mainspring.store.schedules.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage
 
 

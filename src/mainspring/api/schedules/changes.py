@@ -18,7 +18,7 @@ from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_schedule
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule
 from mainspring.api.schedules.views import asked_run, compared, schedule_out
@@ -27,13 +27,13 @@ from mainspring.api.views import instant
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import NO_OWNERSHIP
-from mainspring.domain.schedule.definition import Timetable
+from mainspring.domain.partitions import NO_OWNERSHIP
+from mainspring.domain.schedules.definition import Timetable
 from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
 from mainspring.store.creation import window_row
-from mainspring.store.schedule.schedules import StoredSchedule, Template
+from mainspring.store.schedules.schedules import StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
 MOST_BACKFILLED = 10_000

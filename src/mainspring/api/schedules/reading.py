@@ -26,11 +26,11 @@ from mainspring.api.schedules.views import occurrence_out, schedule_out
 from mainspring.api.views import instant
 from mainspring.clock import Clock
 from mainspring.config import Config
-from mainspring.domain.schedule import description as describe
-from mainspring.domain.schedule.policies import Decision
+from mainspring.domain.schedules import description as describe
+from mainspring.domain.schedules.policies import Decision
 from mainspring.errors import Problem
 from mainspring.schedules.service import ScheduleService
-from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule
+from mainspring.store.schedules.schedules import StoredOccurrence, StoredSchedule
 from mainspring.wire import schedules as wire
 
 _DEFAULT_TIMES = 10

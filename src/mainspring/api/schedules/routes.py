@@ -11,7 +11,7 @@ from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
 from mainspring.api.schedules.validation import INTERVALS
-from mainspring.domain.schedule.policies import Decision
+from mainspring.domain.schedules.policies import Decision
 from mainspring.errors import Conflict
 from mainspring.wire import schedules as wire
 from mainspring.wire.tasks import Instant, TaskOut

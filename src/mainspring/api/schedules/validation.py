@@ -12,15 +12,15 @@ from msgspec import UNSET
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.tasks.validation import TaskValidator, queueing, seconds_of, span
 from mainspring.api.views import instant_or_none, view
-from mainspring.domain.schedule import cron, rrule
-from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, timetable
-from mainspring.domain.schedule.policies import Misfire
-from mainspring.domain.schedule.zones import DstPolicy, UnknownZone, zone
+from mainspring.domain.schedules import cron, rrule
+from mainspring.domain.schedules.definition import ScheduleDefinition, Timetable, timetable
+from mainspring.domain.schedules.policies import Misfire
+from mainspring.domain.schedules.zones import DstPolicy, UnknownZone, zone
 from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.errors import Problem
-from mainspring.store.schedule.calendars import CalendarStore
-from mainspring.store.schedule.schedules import Template
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.schedules.calendars import CalendarStore
+from mainspring.store.schedules.schedules import Template
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.wire.schedules import WINDOWS, DstIn, MisfireIn, SchedulePatch, TemplateIn, TimingIn
 from mainspring.wire.tasks import DAY, JITTERS, HandlerTarget, RetryIn
 

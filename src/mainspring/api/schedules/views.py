@@ -5,11 +5,11 @@ from msgspec import UNSET, Raw, Struct
 
 from mainspring.api.tasks.views import target_out, task_view
 from mainspring.api.views import instant, instant_or_none, view
-from mainspring.domain.schedule.definition import Timetable
-from mainspring.domain.schedule.description import describe
-from mainspring.domain.schedule.policies import Decision
+from mainspring.domain.schedules.definition import Timetable
+from mainspring.domain.schedules.description import describe
+from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.store.schedule.schedules import StoredOccurrence, StoredSchedule, Template
+from mainspring.store.schedules.schedules import StoredOccurrence, StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
 _COMPARED = 100

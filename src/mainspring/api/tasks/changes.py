@@ -15,7 +15,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as, decode_patch, readable_as
 from mainspring.api.http.operations import TenantCall, no_such_task
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.api.tasks.filters import task_filter
 from mainspring.api.tasks.patching import TaskPatcher
 from mainspring.api.tasks.reading import existing_task, task_response

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.api.tasks.reading import existing_task
 from mainspring.api.views import instant_or_none
 from mainspring.clock import Clock

@@ -9,7 +9,7 @@ from mainspring.api.http.problems import raise_if
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
 from mainspring.errors import Problem
-from mainspring.store.lists.paths import TaskFilter
+from mainspring.store.lists.index_paths import TaskFilter
 from mainspring.wire.dead_letters import LetterFilterIn, TaskFilterIn
 
 _PARAMETERS = {

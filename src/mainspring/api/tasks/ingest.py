@@ -14,11 +14,11 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from mainspring import crash
-from mainspring.api.ports import NodePort
+from mainspring import crash_points
+from mainspring.api.node_ports import NodePort
 from mainspring.clock import Clock, monotonic
 from mainspring.domain.execution import Execution
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.errors import InvalidRequest, NothingSent, StoreUnavailable
 from mainspring.node.retrying import write_in_parts
@@ -94,9 +94,9 @@ class Ingest:
         ownership = self.node.ownership()
         leased: Sequence[tuple[TaskRow, Execution]] | None = ()
         try:
-            crash.reach("create.before_commit")
+            crash_points.reach("create.before_commit")
             made = await self.tasks.create(creations, ownership, offer)
-            crash.reach("create.committed")
+            crash_points.reach("create.committed")
             leased = made.leased
         except NothingSent:
             raise
@@ -109,7 +109,7 @@ class Ingest:
         ids = {row.id for row, _ in made.leased}
         if len(ids) < len(made.partitions):
             self._announce(creations, dict(made.partitions), ownership, ids)
-        crash.reach("create.told_engine")
+        crash_points.reach("create.told_engine")
         return made.partitions
 
     def _announce(

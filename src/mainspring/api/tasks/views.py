@@ -13,10 +13,10 @@ from mainspring.api.http.bodies import encode_json
 from mainspring.api.views import S, instant, instant_or_none, view
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Target, TaskSpec
-from mainspring.domain.workflow.definition import TaskTemplate
+from mainspring.domain.workflows.definition import TaskTemplate
 from mainspring.store.claims import NO_SPEC, UNREADABLE
 from mainspring.store.creation import NewTask
-from mainspring.store.schedule.schedules import Template
+from mainspring.store.schedules.schedules import Template
 from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
 from mainspring.wire.tasks import (
     ConcurrencyOut,

@@ -17,7 +17,7 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.payloads import result_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.ports import LeasePort
+from mainspring.api.node_ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.api.workers.key_watch import KeyWatch
 from mainspring.api.workers.logs import keep_lines
@@ -27,8 +27,8 @@ from mainspring.domain.capability import ALONE, Offer
 from mainspring.domain.execution import Outcome, TaskError
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Unauthenticated
+from mainspring.node.workers.heartbeats_and_reports import HeartbeatAnswer, WorkerReport
 from mainspring.node.workers.lease_service import LeaseRequest
-from mainspring.node.workers.reports import HeartbeatAnswer, WorkerReport
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
 from mainspring.store.workers import WorkerStore
 from mainspring.wire import workers as wire

@@ -22,8 +22,8 @@ from mainspring.api.views import instant, view
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
-from mainspring.domain.workflow.definition import WorkflowDefinition
-from mainspring.store.workflow.workflows import StoredWorkflow, WorkflowStore
+from mainspring.domain.workflows.definition import WorkflowDefinition
+from mainspring.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from mainspring.wire import workflows as wire
 
 

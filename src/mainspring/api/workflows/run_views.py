@@ -8,9 +8,9 @@ from mainspring.api.tasks.views import raw_or_none
 from mainspring.api.views import view
 from mainspring.api.workflows.views import graph_out
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
-from mainspring.store.workflow.step_rows import ITSELF
-from mainspring.store.workflow.workflow_runs import StoredRun, StoredStep
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
+from mainspring.store.workflows.step_rows import ITSELF
+from mainspring.store.workflows.workflow_runs import StoredRun, StoredStep
 from mainspring.wire.runs import ItemOut, RunOut, RunStepOut, RunSummary
 
 _SHOWN = {"released": "scheduled", "expanded": "running"}

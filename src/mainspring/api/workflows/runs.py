@@ -9,7 +9,7 @@ from msgspec import Raw
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.api.http.auth import tenant_gone
 from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as
@@ -18,20 +18,20 @@ from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cur
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_run
-from mainspring.api.ports import NodePort
+from mainspring.api.node_ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
 from mainspring.api.workflows.run_views import run_out, run_summary, states_of
 from mainspring.api.workflows.views import graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows.states import RunState
 from mainspring.errors import Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.workflow.step_rows import Moved, NewRun
-from mainspring.store.workflow.workflow_runs import RunFilter, StoredRun, started_run
-from mainspring.store.workflow.workflows import WorkflowStore
+from mainspring.store.workflows.step_rows import Moved, NewRun
+from mainspring.store.workflows.workflow_runs import RunFilter, StoredRun, started_run
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
@@ -131,7 +131,7 @@ class RunResource:
                 raise
             self.node.mark_stale()
             return Moved()
-        crash.reach("run.committed")
+        crash_points.reach("run.committed")
         if moved is None:
             raise tenant_gone()
         self.metrics.workflow_runs_started.inc()

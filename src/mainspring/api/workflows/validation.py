@@ -11,12 +11,17 @@ from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import below
 from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
-from mainspring.domain.schedule.template import has_placeholders, rewrite
+from mainspring.domain.schedules.template import has_placeholders, rewrite
 from mainspring.domain.task import TaskSpec
-from mainspring.domain.workflow import condition
-from mainspring.domain.workflow.checks import Use, graph_problems, with_implied_needs
-from mainspring.domain.workflow.definition import MOST_STEPS, Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflow.reference import BadReference, Reference, parts, references, whole
+from mainspring.domain.workflows import condition
+from mainspring.domain.workflows.checks import Use, graph_problems, with_implied_needs
+from mainspring.domain.workflows.definition import (
+    MOST_STEPS,
+    Step,
+    TaskTemplate,
+    WorkflowDefinition,
+)
+from mainspring.domain.workflows.reference import BadReference, Reference, parts, references, whole
 from mainspring.errors import InvalidRequest, Problem, refusal
 from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget
 from mainspring.wire.workflows import StepIn, WorkflowBody

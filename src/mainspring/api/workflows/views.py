@@ -8,9 +8,9 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.tasks.views import target_out, task_view
 from mainspring.api.views import view
 from mainspring.domain.task import TaskSpec
-from mainspring.domain.workflow import graph as graphs
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
-from mainspring.store.workflow.workflows import StoredWorkflow
+from mainspring.domain.workflows import graph as graphs
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
+from mainspring.store.workflows.workflows import StoredWorkflow
 from mainspring.wire import workflows as wire
 
 MERMAID = "text/vnd.mermaid"

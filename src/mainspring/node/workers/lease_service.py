@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.domain.capability import Offer, there_for
 from mainspring.domain.execution import Execution, cannot_be_read, released
 from mainspring.engine.demand import Poll, WorkerSession
@@ -24,10 +24,10 @@ from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import repeat, until_answered
 from mainspring.node.state import NodeState
+from mainspring.node.workers.heartbeats_and_reports import WorkerReports
 from mainspring.node.workers.mailbox import ExecutionKey, Kind, Mailbox, SlotGrant
 from mainspring.node.workers.registry import WorkerRegistry, superseded
 from mainspring.node.workers.remote_workers import RemoteWorkers
-from mainspring.node.workers.reports import WorkerReports
 from mainspring.store.leases import LeasedTask, LeaseStore
 from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import WorkerStore
@@ -126,7 +126,7 @@ class LeaseService:
             leased = await self._wait(self._open(poll), request.wait)
         given = self._unconfirmed.setdefault(request.holder, {})
         given.update(((task.execution.id, task.execution.fence), task) for task in leased)
-        crash.reach("lease.answered")
+        crash_points.reach("lease.answered")
         return leased
 
     async def _lost_in_answers(self, request: LeaseRequest) -> list[LeasedTask]:
@@ -202,7 +202,7 @@ class LeaseService:
     async def claim(self, picked: Sequence[Entry]) -> list[Execution]:
         """Claim what was picked for workers."""
         picks = [_pick(entry) for entry in picked]
-        crash.reach("lease.before_commit")
+        crash_points.reach("lease.before_commit")
         lease = self._config.worker_lease
         try:
             leased = await self._store.claim_for(self._state.ownership(), picks, lease=lease)
@@ -211,7 +211,7 @@ class LeaseService:
         except StoreUnavailable:
             # The claim may have been written all the same: read it again, never assume.
             leased = await until_answered(lambda: self._store.claimed_for(picks), self._metrics)
-        crash.reach("lease.committed")
+        crash_points.reach("lease.committed")
         self._metrics.claim_batch.observe(len(picked))
         self._metrics.tasks_claimed.inc(len(leased))
         self._metrics.leases_given.inc(len(leased))

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.engine.demand import Poll, RemoteDemand, WorkerSession
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
@@ -247,7 +247,7 @@ class RemoteWorkers:
     async def _claim(self, grant: SlotGrant) -> None:
         """Where the tasks wait: claim for a worker of another node."""
         tasks = await self._lease_service.claim_for(grant)
-        crash.reach("forward.claimed")
+        crash_points.reach("forward.claimed")
         engine, now = self._state.engine, self._state.clock.now()
         kind = (grant.holder.tenant_id, grant.offer)
         if len(tasks) < grant.slots and not engine.workers.has_tasks_for(*kind, now):

@@ -5,8 +5,8 @@ from itertools import chain, repeat
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
+from mainspring.store.lists.index_paths import ListPath
 from mainspring.store.lists.paging import RowPage
-from mainspring.store.lists.paths import ListPath
 
 FIRST_SCANS = (200, 5000)
 """Rows to look at on the ordered paths at first, for most pages fill soon."""

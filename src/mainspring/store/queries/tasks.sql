@@ -178,7 +178,7 @@ ORDER BY fence LIMIT 1000;
 -- name: list_tasks
 -- A page, newest first, over unfinished (:unfinished) and finished (:finished) tasks. At most `:scan` rows are
 -- looked at, so that a filter which nothing matches stays cheap; `edge` says how far, where there may
--- be more. What is in braces is filled in by store/lists/paths.py: which rows are looked at, by which
+-- be more. What is in braces is filled in by store/lists/index_paths.py: which rows are looked at, by which
 -- index. They are looked at with few columns; those that match are read whole, in the same snapshot.
 WITH scanned AS MATERIALIZED (
     SELECT id, finished_at,

@@ -11,7 +11,7 @@ from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, Store
 from mainspring.store.tenants import TenantStore
 from mainspring.store.upkeep.ledger_retention import LedgerRetention
-from mainspring.store.upkeep.planner import analyze_if_grown
+from mainspring.store.upkeep.statistics import analyze_if_grown
 from mainspring.store.upkeep.table_changes import (
     LARGEST_DEFAULT,
     ArchiveHook,
@@ -22,7 +22,7 @@ from mainspring.store.upkeep.table_changes import (
     in_batches,
 )
 from mainspring.store.upkeep.table_changes import SQL as TABLES
-from mainspring.store.workflow.workflow_runs import SQL as RUNS
+from mainspring.store.workflows.workflow_runs import SQL as RUNS
 
 SQL = queries.load("housekeeping")
 _FORGET_EXPIRED = [

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from mainspring.domain.workflow.definition import WorkflowDefinition
+from mainspring.domain.workflows.definition import WorkflowDefinition
 
 decode_definition = msgspec.json.Decoder(WorkflowDefinition).decode
 _MOST_STEPS_KEPT = 50_000

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.postgres import named_sql as queries
-from mainspring.store.workflow.step_rows import Moved, NewRun
+from mainspring.store.workflows.step_rows import Moved, NewRun
 
 SQL = queries.load("workflow_runs")
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import asyncpg
 
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.workflow.definition import FEW, TaskTemplate
+from mainspring.domain.workflows.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import sparse
 from mainspring.postgres.named_sql import Queryable
 from mainspring.store.task_refs import owner_of
-from mainspring.store.upkeep.planner import BULK_ROWS
-from mainspring.store.upkeep.planner import SQL as PLANNER
-from mainspring.store.workflow.step_rows import (
+from mainspring.store.upkeep.statistics import BULK_ROWS
+from mainspring.store.upkeep.statistics import SQL as PLANNER
+from mainspring.store.workflows.step_rows import (
     Ended,
     Moved,
     NewRun,

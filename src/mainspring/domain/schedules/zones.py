@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from mainspring.domain.schedule.policies import GapPolicy, RepeatPolicy
+from mainspring.domain.schedules.policies import GapPolicy, RepeatPolicy
 
 EPOCH = datetime(1970, 1, 1)
 SECOND = timedelta(seconds=1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from mainspring.domain.workflow.definition import MOST_NEEDS, MOST_STEPS, Step
+from mainspring.domain.workflows.definition import MOST_NEEDS, MOST_STEPS, Step
 from mainspring.errors import Problem
 
 _MOST_CYCLES = 10

@@ -4,7 +4,7 @@ need not be repeated. Pure functions of the definition and of where the steps ar
 from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
-from mainspring.domain.workflow.definition import Step, WorkflowDefinition
+from mainspring.domain.workflows.definition import Step, WorkflowDefinition
 
 LOST = ("failed", "expired", "cancelled")
 FAIL_FAST = "fail-fast"

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
-from mainspring.domain.schedule.rrule_days import (
+from mainspring.domain.schedules.rrule_days import (
     DAY,
     KINDS,
     DayParts,
@@ -29,7 +29,7 @@ from mainspring.domain.schedule.rrule_days import (
     places,
     recurring,
 )
-from mainspring.domain.schedule.zones import zone
+from mainspring.domain.schedules.zones import zone
 
 T = TypeVar("T")
 

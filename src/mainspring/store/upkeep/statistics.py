@@ -7,7 +7,7 @@ one row: good enough for a few hundred, and then a batch arrives.
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database
 
-SQL = queries.load("planner")
+SQL = queries.load("statistics")
 BULK_ROWS = 1000
 """Rows at once from which on the planner may not know of them."""
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import asyncpg
 import msgspec
 
-from mainspring.domain.workflow.definition import OnFailure, WorkflowDefinition
+from mainspring.domain.workflows.definition import OnFailure, WorkflowDefinition
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, Store, transaction
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.workflow.definitions import RecentDefinitions, decode_definition
+from mainspring.store.workflows.definitions import RecentDefinitions, decode_definition
 
 SQL = queries.load("workflows")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from uuid import UUID
 
-from mainspring import crash
+from mainspring import crash_points
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError, believed
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.recorder import Recorder
@@ -101,7 +101,7 @@ class WorkerReports:
         kept = await self._store.extend_for(
             *holder, beats, lease=_LONGER * self._state.config.worker_lease, grace=_TIMEOUT_GRACE
         )
-        crash.reach("lease.extended")
+        crash_points.reach("lease.extended")
         fences = {beat.id: beat.fence for beat in beats}
         overdue = [(item.id, fences[item.id]) for item in kept if item.overdue]
         if overdue:
@@ -132,7 +132,7 @@ class WorkerReports:
 
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         """Record what workers say. Return "accepted", "fenced" or "unknown" for each."""
-        crash.reach("report.received")
+        crash_points.reach("report.received")
         ours: list[tuple[int, WorkerReport, _KnownLease]] = []
         others: dict[int, WorkerReport] = {}
         for index, one in enumerate(said):

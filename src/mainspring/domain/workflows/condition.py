@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from cel_expr_python import cel
 
-from mainspring.domain.workflow.definition import LONGEST_CONDITION
-from mainspring.domain.workflow.reference import STEP_PARTS
+from mainspring.domain.workflows.definition import LONGEST_CONDITION
+from mainspring.domain.workflows.reference import STEP_PARTS
 
 _SUBSET = """
 stdlib:

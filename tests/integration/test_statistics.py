@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.postgres.named_sql import Statement
-from mainspring.store.upkeep import planner
+from mainspring.store.upkeep import statistics
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.upkeep.planner import BULK_ROWS
+from mainspring.store.upkeep.statistics import BULK_ROWS
 from support.store import StoreWorld
 
 
@@ -62,7 +62,7 @@ async def test_a_batch_that_fills_old_pages_is_analyzed(empty: StoreWorld) -> No
 async def test_a_failing_analyze_does_not_hide_that_tasks_were_made(
     empty: StoreWorld, telling: str
 ) -> None:
-    with mock.patch.dict(planner.SQL, {"analyze_now": Statement("analyze_now", telling)}):
+    with mock.patch.dict(statistics.SQL, {"analyze_now": Statement("analyze_now", telling)}):
         async with asyncio.timeout(15):  # a statement is given up after 20
             made = await empty.due_tasks(2 * BULK_ROWS)
     assert await known_tasks(empty) == 0

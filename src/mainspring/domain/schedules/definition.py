@@ -14,15 +14,15 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from mainspring.domain.schedule import cron, rrule
-from mainspring.domain.schedule.policies import Misfire, OverlapPolicy
-from mainspring.domain.schedule.recurrence import (
+from mainspring.domain.schedules import cron, rrule
+from mainspring.domain.schedules.policies import Misfire, OverlapPolicy
+from mainspring.domain.schedules.recurrence import (
     SEARCH_SECONDS,
     Interval,
     Recurrence,
     ZonedRecurrence,
 )
-from mainspring.domain.schedule.zones import DstPolicy, Zone, zone
+from mainspring.domain.schedules.zones import DstPolicy, Zone, zone
 
 INSTANT = 1e-6
 """The smallest difference between two times that we keep."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from mainspring.domain.schedule import cron as crons
-from mainspring.domain.schedule.cron import Cron
-from mainspring.domain.schedule.definition import ScheduleDefinition, Timetable, recurrence_of
-from mainspring.domain.schedule.recurrence import ZonedRecurrence
-from mainspring.domain.schedule.zones import BY_ELAPSED_TIME, SECOND, wall_at, zone
+from mainspring.domain.schedules import cron as crons
+from mainspring.domain.schedules.cron import Cron
+from mainspring.domain.schedules.definition import ScheduleDefinition, Timetable, recurrence_of
+from mainspring.domain.schedules.recurrence import ZonedRecurrence
+from mainspring.domain.schedules.zones import BY_ELAPSED_TIME, SECOND, wall_at, zone
 
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),

@@ -8,13 +8,13 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.domain.schedule.definition import (
+from mainspring.domain.schedules.definition import (
     ScheduleDefinition,
     Timetable,
     spread_of,
     timetable,
 )
-from mainspring.domain.schedule.misfire import Ruling
+from mainspring.domain.schedules.misfire import Ruling
 from mainspring.domain.task import TaskSpec
 from mainspring.postgres import named_sql as queries
 

@@ -9,8 +9,8 @@ fate share one line of the ledger.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mainspring.domain.schedule.definition import Backlog, ScheduleDefinition, Span
-from mainspring.domain.schedule.policies import Decision
+from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedules.policies import Decision
 
 MOST_ON_TIME = 2
 _LEAST_TOLERANCE = 1.0

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mainspring.domain.execution import Execution, Report
-from mainspring.domain.placement import Ownership
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession
 from mainspring.engine.explain import Situation
+from mainspring.node.workers.heartbeats_and_reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.node.workers.lease_service import LeaseRequest
-from mainspring.node.workers.reports import HeartbeatAnswer, Verdict, WorkerReport
 from mainspring.store.creation import EagerLeaseOffer, NewTask
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
-from mainspring.store.workflow.step_rows import Moved
+from mainspring.store.workflows.step_rows import Moved
 
 AboutWorker = Mapping[str, object] | None
 """What a worker tells of itself, if anything."""

@@ -9,8 +9,8 @@ from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, TaskError
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
+from mainspring.domain.workflows.states import RunState
 from mainspring.postgres.database import sparse
 
 ITSELF = -1

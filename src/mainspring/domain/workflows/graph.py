@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflow.definition import Step, When, WorkflowDefinition
+from mainspring.domain.workflows.definition import Step, When, WorkflowDefinition
 
 States = Mapping[str, TaskState]
 

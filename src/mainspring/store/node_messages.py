@@ -6,7 +6,7 @@ from uuid import UUID
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Store
 
-SQL = queries.load("messages")
+SQL = queries.load("node_messages")
 
 
 class MessageStore(Store):

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from mainspring.domain.schedule.zones import BY_ELAPSED_TIME, DstPolicy, Gap, Stretch, Zone, wall_at
+from mainspring.domain.schedules.zones import (
+    BY_ELAPSED_TIME,
+    DstPolicy,
+    Gap,
+    Stretch,
+    Zone,
+    wall_at,
+)
 
 _YEAR = 366 * 86400.0
 SEARCH_YEARS = 41

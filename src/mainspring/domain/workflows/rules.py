@@ -15,13 +15,13 @@ from enum import StrEnum
 from typing import Literal
 from urllib.parse import quote
 
-from mainspring.domain.schedule.template import rewrite
+from mainspring.domain.schedules.template import rewrite
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.urls import url_problem
-from mainspring.domain.workflow import condition as conditions
-from mainspring.domain.workflow.definition import MOST_ITEMS, Step, TaskTemplate
-from mainspring.domain.workflow.reference import BadReference, Reference, parts, whole
-from mainspring.domain.workflow.states import RunState
+from mainspring.domain.workflows import condition as conditions
+from mainspring.domain.workflows.definition import MOST_ITEMS, Step, TaskTemplate
+from mainspring.domain.workflows.reference import BadReference, Reference, parts, whole
+from mainspring.domain.workflows.states import RunState
 
 MOST_BYTES = 2**20
 """So long may a rendered payload be, if nobody says otherwise."""
