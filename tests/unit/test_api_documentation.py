@@ -8,6 +8,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from mainspring.api.http.operations import Operation
+from support.openapi_changes import changes
 from support.routes import document, every_route
 
 DOCUMENT = document()
@@ -107,3 +108,14 @@ def every_schema() -> Iterator[dict[str, Any]]:
         ahead += [part for name in ("oneOf", "anyOf", "allOf") for part in schema.get(name, ())]
         ahead += schema.get("properties", {}).values()
         ahead += [schema[name] for name in ("items", "not") if name in schema]
+
+
+def test_changes_of_a_document_are_all_listed() -> None:
+    before = {"paths": {"/a": {"summary": "old"}, "/b": {}}, "tags": [1, 2]}
+    after = {"paths": {"/a": {"summary": "new"}}, "tags": [1, 3]}
+    assert list(changes(before, after)) == [
+        ("summary", "old", "new"),
+        ("/paths//b", {}, "(absent)"),
+        ("/tags/1", 2, 3),
+    ]
+    assert not list(changes(DOCUMENT, DOCUMENT))
