@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 import pytest_asyncio
+import structlog
 
 from mainspring.postgres.embedded import EmbeddedServer
 from support.databases import TEMPLATE, DatabasePool
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from support.cluster import Cluster
 
 MISSING: pytest.StashKey[set[str]] = pytest.StashKey()
+
+
+def pytest_configure() -> None:
+    """Log tracebacks as Python writes them: with all variables, each would take a second."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Let a test set up logging as it likes."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
-import structlog
 from starlette.types import ASGIApp
 
 from mainspring.api.http.operations import (
@@ -258,7 +257,7 @@ class Broken:
 
 
 @pytest.fixture
-def logged() -> Iterator[StringIO]:
+def logged(restored_logging: None) -> Iterator[StringIO]:
     """Everything that is logged, as in production, at the most talkative level."""
     stream = StringIO()
     set_up_logging("debug", "json", stream)
@@ -266,7 +265,6 @@ def logged() -> Iterator[StringIO]:
     logging.getLogger().addHandler(handler)
     yield stream
     logging.getLogger().removeHandler(handler)
-    structlog.reset_defaults()
 
 
 async def test_secrets_are_shown_once_and_nowhere_else(

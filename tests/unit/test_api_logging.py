@@ -8,11 +8,7 @@ import structlog
 
 from mainspring.observe.logging import set_up_logging
 
-
-@pytest.fixture(autouse=True)
-def _reset() -> object:
-    yield
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 @pytest.mark.parametrize("format", ["console", "json"])

@@ -62,12 +62,14 @@ class FullDisk(StringIO):
         raise OSError(errno.ENOSPC, "no space left", text)
 
 
+@pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize("format", ["console", "json"])
 def test_a_line_that_cannot_be_written_is_dropped(format: str) -> None:
     set_up_logging("info", format, FullDisk())
     structlog.get_logger().warning("nobody reads this", action="test.dropped")
 
 
+@pytest.mark.usefixtures("restored_logging")
 def test_a_stream_that_was_closed_is_borne(tmp_path: Path) -> None:
     stream = (tmp_path / "log").open("w")
     set_up_logging("info", "json", stream)
