@@ -198,3 +198,20 @@ async def test_restore_fence_keeps_to_the_clock_on_the_same_server(
     await connection.execute("UPDATE fence_floor SET server_started = '2000-01-01'")
     await connection.fetch(*cluster.SQL["restore_fence"]())
     assert await connection.fetchval("SELECT floor > fence_of_now() + 50 FROM fence_floor")
+
+
+@pytest.mark.server
+async def test_a_floor_ahead_of_the_clock_is_not_given_twice(
+    real_stores: StoreSet, connection: asyncpg.Connection
+) -> None:
+    """A dump from the minute after a failover is loaded into the same server."""
+    restored = "UPDATE fence_floor SET floor = floor - 5 RETURNING floor"  # five seconds later
+    await real_stores.join()
+    await real_stores.inspect.restart_server()
+    await real_stores.join()
+    issued = await connection.fetchval(restored)
+    await real_stores.join()
+    assert await connection.fetchval("SELECT floor FROM fence_floor") > issued
+    issued = await connection.fetchval(restored)
+    await connection.fetch(*cluster.SQL["restore_fence"]())
+    assert await connection.fetchval("SELECT floor FROM fence_floor") > issued + 1

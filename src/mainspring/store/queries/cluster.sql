@@ -4,7 +4,9 @@
 -- Enter the cluster, and let nothing be repeated that a life of this database may have issued which is no
 -- more: the fences of tasks that there are rise to a floor, which no restore repeats because it follows the
 -- clock. Where the server is another one than that of the last to join, or the node was a member before
--- (:former), its clock may be behind the one by which tasks were created: a minute is added. Nodes that joined
+-- (:former), its clock may be behind the one by which tasks were created: a minute is added. It is added again
+-- while the floor is still ahead of the clock for that reason, else a restore within that minute would come back
+-- to the same floor. Nodes that joined
 -- another server can do nothing any more, and what they had in flight ended with it; our own former row may
 -- have something in flight, for which FOR UPDATE waits. Rows of nodes are locked before those of partitions,
 -- as by all who move them. The floor is not ahead of the clock by more than that minute, however many join:
@@ -12,6 +14,7 @@
 WITH was AS MATERIALIZED (
     SELECT server_started <> pg_postmaster_start_time() AS changed,
         CASE WHEN server_started <> pg_postmaster_start_time() OR :former::uuid IS NOT NULL
+                 OR floor > fence_of_now()
         THEN 60 ELSE 0 END AS margin
     FROM fence_floor FOR UPDATE
 ), raised AS (
@@ -40,10 +43,10 @@ RETURNING epoch;
 
 -- name: restore_fence
 -- The same for an operator, who says that the database was set back. All nodes are declared dead: those
--- that run join again, and read everything anew. The minute is added only where the server is another one: what
--- is ahead of the clock would be issued again after a second restore within that minute.
+-- that run join again, and read everything anew. The minute is added only where the server is another one, or the
+-- floor is ahead of the clock: else a second restore soon after would come back to what was issued.
 WITH was AS MATERIALIZED (
-    SELECT CASE WHEN server_started IS DISTINCT FROM pg_postmaster_start_time()
+    SELECT CASE WHEN server_started IS DISTINCT FROM pg_postmaster_start_time() OR floor > fence_of_now()
         THEN 60 ELSE 0 END AS margin
     FROM fence_floor FOR UPDATE
 ), raised AS (
