@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
+from math import inf
+from typing import ClassVar
 
 SUNDAY = 0
 LONGEST_GAP_YEARS = 41
@@ -74,14 +76,11 @@ class Cron:
     months: frozenset[int]
     days: Days
     per_day: int = field(init=False)
+    seconds_at_once: ClassVar[float] = inf
 
     def __post_init__(self) -> None:
         count = len(self.seconds) * len(self.minutes) * len(self.hours)
         object.__setattr__(self, "per_day", count)
-
-    @property
-    def at_once(self) -> float | None:
-        return None
 
     @property
     def every_hour(self) -> bool:

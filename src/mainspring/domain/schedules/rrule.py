@@ -41,12 +41,11 @@ _WEEKDAYS = {name: number for number, name in enumerate(("MO", "TU", "WE", "TH",
 _MOST_COUNT = 10_000
 _LONGEST = 1000
 _HORIZON = 45
-"""Years after which a next time is looked for no more (see `recurrence.SEARCH_YEARS`)."""
+"""Years after which a next time is looked for no more (see `recurrence.SEARCH_SECONDS`)."""
 _COUNTED_YEARS = 200
 """Years after which COUNT no longer matters: nobody lives to see the end of it."""
 _MOST_DAYS = 366 * _HORIZON
 """Days of which the times are worked out for one answer, and twice as many for COUNT."""
-_AT_ONCE = 2 * 366 * 86400.0
 _FEW = 64
 """Steps of a day that are looked at one by one; of more, all at once."""
 _MOST_KNOWN = 5000
@@ -129,7 +128,10 @@ class _Times:
 
 
 class Rule:
-    """A rule with its beginning: the same questions as a cron expression answers."""
+    """A rule with its beginning, with the same methods as `cron.Cron`."""
+
+    seconds_at_once = 2 * 366 * 86400.0
+    """Seconds of which the times can be counted at once."""
 
     def __init__(
         self, parts: _Parts, begin: datetime, until: datetime | None, counted: int | None
@@ -148,7 +150,6 @@ class Rule:
         self._asked: tuple[datetime, datetime] | None = None
         """The last question and its answer: between the two every question has the same answer."""
         self.every_hour = parts.every_hour
-        self.at_once: float | None = _AT_ONCE
         if not any(matching_days(parts.days, kind) for kind in KINDS):
             raise RuleNeverFires("never fires: no day of any year matches")
         if not self._times.all or not self._can_choose():

@@ -1,4 +1,4 @@
-"""A workflow's graph as data and as text: for readers, for Mermaid and for Graphviz.
+"""A workflow's graph: its edges, and the whole as text for Mermaid and for Graphviz.
 
 With `states` each step shows where it is in a run; without them the graph is the definition's.
 """
@@ -24,36 +24,12 @@ _COLOURS = {
 }
 
 
-class GraphNode(NamedTuple):
-    """A step in the graph."""
-
-    id: str
-    foreach: bool
-    cleanup: bool
-    condition: str | None
-    state: TaskState | None
-
-
 class Edge(NamedTuple):
     """That one step comes after another, and on which terms."""
 
     source: str
     target: str
     when: When
-
-
-def nodes(definition: WorkflowDefinition, states: States | None = None) -> list[GraphNode]:
-    """The steps, in the order in which they were written."""
-    return [
-        GraphNode(
-            step.id,
-            step.foreach is not None,
-            step.cleanup,
-            step.condition,
-            None if states is None else states.get(step.id),
-        )
-        for step in definition.steps
-    ]
 
 
 def edges(definition: WorkflowDefinition) -> list[Edge]:
