@@ -1,9 +1,10 @@
 """The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from operator import attrgetter
 from ssl import SSLContext
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -239,6 +240,11 @@ def sparse(column: list[T]) -> list[T]:
     if column and column[0] is not None:
         return column
     return column if column.count(cast(T, None)) < len(column) else []
+
+
+def columns_of(fields: Iterable[str], rows: Sequence[object]) -> dict[str, list[Any]]:
+    """Return one array per field of these rows, as unnest() wants them, under its name."""
+    return {field: sparse(list(map(attrgetter(field), rows))) for field in fields}
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:

@@ -22,9 +22,9 @@ from mainspring.store.task_refs import (
     Seen,
     TaskRef,
     WorkerPick,
-    columns,
     node_of,
     owner_of,
+    ref_columns,
     seen_in,
 )
 
@@ -137,7 +137,7 @@ class EngineStore(OutcomeStore):
             **node_of(ownership),
             lease=lease,
             worker=worker,
-            **columns(ordered, "revs"),
+            **ref_columns(ordered, "revs"),
             waited=sparse([pick.waited for pick in ordered]),
         )
         return executions_of(rows, waits_of(ordered))
@@ -148,21 +148,21 @@ class EngineStore(OutcomeStore):
     ) -> list[Execution]:
         """Return what a claim leased whose answer was lost. What it did not lease, it will not
         lease any more, however late it arrives."""
-        picked = columns(picks, "revs")
+        picked = ref_columns(picks, "revs")
         await SQL["void_claim"].run(connection, **picked)
         return executions_of(await SQL["claimed_by"].fetch(connection, **picked, worker=worker))
 
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         """Return those of these tasks that are leased to a worker."""
         refs = [TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks]
-        call = SQL["claimed_by"](**columns(refs, "revs"), worker=worker)
+        call = SQL["claimed_by"](**ref_columns(refs, "revs"), worker=worker)
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
     async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
         """Extend leases, guarded by fence. What is not in the answer is no longer ours."""
         return await SQL["extend"].rows(
-            self._database, Extended, lease=lease, **columns(held, "fences")
+            self._database, Extended, lease=lease, **ref_columns(held, "fences")
         )
 
 

@@ -8,7 +8,7 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import columns_of, sparse
 from mainspring.store.claims import LeasedRow
 from mainspring.store.task_refs import owner_of
 
@@ -128,7 +128,7 @@ def creation_arguments(
     return {
         **owner_of(ownership),
         "near": near,
-        **_task_columns(tasks),
+        **columns_of(NewTask._fields, tasks),
         "task_keys": sparse([key for _task, key in rows]),
         "key_tenant_ids": [tenant for tenant, _ in keyed],
         "keys": [entry.key for _, entry in keyed],
@@ -138,28 +138,4 @@ def creation_arguments(
         "at_once": [task.id in offer.tasks for task in tasks] if offer.tasks else [],
         "worker": offer.worker,
         "lease": offer.lease,
-    }
-
-
-def _task_columns(tasks: Sequence[NewTask]) -> dict[str, object]:
-    """The tasks turned on their side: one array per column, as unnest() wants them."""
-    return {
-        "tenant_ids": [t.tenant_id for t in tasks],
-        "ids": [t.id for t in tasks],
-        "created": [t.created for t in tasks],
-        "run": [t.run for t in tasks],
-        "due": [t.due for t in tasks],
-        "expires": sparse([t.expires for t in tasks]),
-        "concurrency_limits": sparse([t.concurrency_limit for t in tasks]),
-        "priorities": [t.priority for t in tasks],
-        "queues": [t.queue for t in tasks],
-        "capabilities": [t.capability for t in tasks],
-        "concurrency_keys": sparse([t.concurrency_key for t in tasks]),
-        "names": sparse([t.name for t in tasks]),
-        "labels": sparse([t.labels for t in tasks]),
-        "specs": [t.spec for t in tasks],
-        "payloads": [t.payload for t in tasks],
-        "replay_of": sparse([t.replay_of for t in tasks]),
-        "schedule_ids": sparse([t.schedule_id for t in tasks]),
-        "nominal": sparse([t.nominal for t in tasks]),
     }

@@ -11,10 +11,10 @@ from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
 from mainspring.domain.partitions import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse, transaction
+from mainspring.postgres.database import Store, columns_of, transaction
 from mainspring.store.claims import NO_WAITS, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
-from mainspring.store.task_refs import WorkerPick, columns, node_of
+from mainspring.store.task_refs import WorkerPick, node_of, ref_columns
 
 SQL = queries.load("leases")
 
@@ -84,8 +84,7 @@ class LeaseStore(Store):
             self._database,
             **node_of(ownership),
             lease=lease,
-            **_columns(ordered),
-            waited=sparse([pick.waited for pick in ordered]),
+            **columns_of(WorkerPick._fields, ordered),
         )
         return _leased(rows, waits_of(ordered))
 
@@ -94,10 +93,10 @@ class LeaseStore(Store):
         self, connection: asyncpg.Connection, picks: Collection[WorkerPick]
     ) -> list[LeasedTask]:
         """Return what a claim leased whose answer was lost, once it can come late no more."""
-        refs = columns([pick.ref for pick in picks], "revs")
+        refs = ref_columns([pick.ref for pick in picks], "revs")
         await CLAIMS["void_claim"].run(connection, **refs)
-        picked = _columns(sorted(picks))
-        return _leased(await SQL["claimed_for_workers"].fetch(connection, **picked))
+        claims = columns_of(("tenant_id", "id", "rev", "worker", "incarnation"), sorted(picks))
+        return _leased(await SQL["claimed_for_workers"].fetch(connection, **claims))
 
     async def extend_for(
         self,
@@ -119,12 +118,8 @@ class LeaseStore(Store):
             worker=worker,
             incarnation=incarnation,
             lease=lease,
-            ids=[beat.id for beat in ordered],
-            fences=[beat.fence for beat in ordered],
-            progress=sparse([beat.progress for beat in ordered]),
             grace=grace,
-            started=[beat.started for beat in ordered],
-            alone=[beat.alone for beat in ordered],
+            **columns_of(HeldHeartbeat._fields, ordered),
         )
 
     async def leased(
@@ -174,12 +169,3 @@ def _leased(
 
 def _keys(executions: Sequence[tuple[UUID, int]]) -> dict[str, object]:
     return {"ids": [id for id, _ in executions], "fences": [fence for _, fence in executions]}
-
-
-def _columns(picks: Sequence[WorkerPick]) -> dict[str, object]:
-    """Picks, turned on their side."""
-    return {
-        **columns([p.ref for p in picks], "revs"),
-        "workers": [p.worker for p in picks],
-        "incarnations": [p.incarnation for p in picks],
-    }

@@ -9,8 +9,8 @@ from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse
-from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
+from mainspring.postgres.database import Store, columns_of, sparse
+from mainspring.store.task_refs import Seen, TaskRef, owner_of, ref_columns, seen_in
 
 SQL = queries.load("outcomes")
 
@@ -29,7 +29,7 @@ class OutcomeStore(Store):
         by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
         as started, whatever their worker reported."""
         call = SQL["expire_leases"](
-            **columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
+            **ref_columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
         )
         return seen_in(await self._database.fetch(*call))
 
@@ -41,12 +41,8 @@ class OutcomeStore(Store):
     async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
         """Record what tasks waited for that ended while they waited."""
         ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
-        await SQL["explain_ends"].run(
-            self._database,
-            tenant_ids=[one.tenant_id for one in ordered],
-            ids=[one.id for one in ordered],
-            waited=[one.waited for one in ordered],
-        )
+        columns = columns_of(EndedWaiting._fields, ordered)
+        await SQL["explain_ends"].run(self._database, **columns)
 
     # Outcomes --------------------------------------------------------------------------------
 

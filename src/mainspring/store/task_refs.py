@@ -47,7 +47,7 @@ class Seen:
     gone: list[UUID]
 
 
-def columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
+def ref_columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
     """References in lock order, turned on their side."""
     ordered = sorted(refs)
     return {

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse
+from mainspring.postgres.database import Store, columns_of
 
 SQL = queries.load("workers")
 
@@ -104,15 +104,7 @@ class WorkerStore(Store):
         ordered = sorted(touches, key=lambda touch: touch[:2])
         rows = await SQL["touch_workers"].fetch(
             self._database,
-            tenant_ids=[t.tenant_id for t in ordered],
-            names=[t.name for t in ordered],
-            incarnations=[t.incarnation for t in ordered],
-            offers=sparse([t.offer for t in ordered]),
-            about=sparse([t.about for t in ordered]),
-            leased=[t.leased for t in ordered],
-            succeeded=[t.succeeded for t in ordered],
-            failed=[t.failed for t in ordered],
-            released=[t.released for t in ordered],
+            **columns_of(Touch._fields, ordered),
             most_names=MOST_NAMES,
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
@@ -153,11 +145,7 @@ class WorkerStore(Store):
         row = await SQL["add_logs"].record(
             self._database,
             tenant_id=tenant_id,
-            task_ids=[line.task_id for line in lines],
-            fences=[line.fence for line in lines],
-            at=[line.at for line in lines],
-            levels=[line.level for line in lines],
-            messages=[line.message for line in lines],
+            **columns_of(NewLogLine._fields, lines),
             most=most,
             more_errors=more_errors,
         )

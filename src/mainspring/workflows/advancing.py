@@ -1,9 +1,9 @@
-"""How runs move on: what the end of a step means for those that wait for it.
+"""The advance of runs: what the end of a step means for the steps that wait for it.
 
 All of it happens inside the transaction that records the end, with the rows of the runs locked. Two
 nodes that record the last two parents of a join take turns, and the second one releases it.
-`domain.workflow.rules` decides what becomes of a step; this module gathers what that needs to know,
-and writes the decision.
+`domain.workflows.rules` decides on each step; this module reads what that needs, and writes the
+decision.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ import asyncpg
 
 from mainspring.domain.execution import TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.partitions import NO_OWNERSHIP, Ownership
+from mainspring.domain.partitions import NO_OWNERSHIP
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflows.condition import ConditionFailed
 from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
@@ -35,7 +35,7 @@ from mainspring.domain.workflows.rules import (
     run_state,
 )
 from mainspring.domain.workflows.states import RunState
-from mainspring.postgres.database import new_ids
+from mainspring.postgres.database import columns_of, new_ids
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.workflows.step_rows import (
@@ -43,9 +43,9 @@ from mainspring.store.workflows.step_rows import (
     Ended,
     Moved,
     RunHead,
+    RunTransaction,
     StartingStep,
     WaitingStep,
-    note_arguments,
     place_of,
 )
 from mainspring.store.workflows.steps import SQL, StepTasks
@@ -75,18 +75,16 @@ _Touched = dict[UUID, list[WaitingStep]]
 
 @dataclass(slots=True)
 class _Advance:
-    """Runs that move on within a transaction: what is known of them, and what was done."""
+    """Runs that advance within a transaction, and what is known of them."""
 
-    connection: asyncpg.Connection
-    ownership: Ownership
+    tx: RunTransaction
     heads: dict[UUID, RunHead]
     since: dict[UUID, float]
     """For each run the moment from which the delays of its steps count."""
-    moved: Moved
 
 
 class Steps:
-    """Moves runs on. Every method runs within the caller's transaction."""
+    """Advances runs. Every method runs within the caller's transaction."""
 
     def __init__(
         self, definitions: Definitions, ids: TaskIds, rng: Random, most_bytes: int = MOST_BYTES
@@ -96,11 +94,11 @@ class Steps:
         self._most_bytes = most_bytes
         self.tasks = StepTasks(ids)
 
-    async def hold(
+    async def lock_runs(
         self, connection: asyncpg.Connection, runs: Collection[tuple[int, UUID]]
     ) -> bool:
-        """Lock runs, before any task of theirs is touched: the one order that all keep to. Return
-        whether one of them is so large that the end of a step may concern thousands."""
+        """Lock runs: always before any task of theirs, so that nobody deadlocks. Return whether one
+        of them is so large that the end of a step may concern thousands."""
         ordered = sorted(set(runs))
         rows = await SQL["hold_runs"].fetch(
             connection,
@@ -109,52 +107,42 @@ class Steps:
         )
         return any(row["total"] > _HUGE for row in rows)
 
-    async def hold_of(
+    async def lock_runs_of(
         self, connection: asyncpg.Connection, tenant_id: int, tasks: Sequence[UUID]
-    ) -> bool:
-        """Lock the runs that some tasks are steps of; whether there are any."""
-        return await SQL["hold_runs_of"].found(
-            connection, tenant_id=tenant_id, task_ids=list(tasks)
-        )
+    ) -> None:
+        """Lock the runs that these tasks are steps of."""
+        await SQL["hold_runs_of"].run(connection, tenant_id=tenant_id, task_ids=list(tasks))
 
     async def advance_runs(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        ended: Sequence[Ended],
-        now: float,
-        *,
-        huge: bool = False,
-        moved: Moved | None = None,
+        self, tx: RunTransaction, ended: Sequence[Ended], *, huge: bool = False
     ) -> Moved:
-        """Count the ends of steps of runs that the caller has locked, and do what follows from it,
-        until nothing does. What that does is added to `moved`."""
+        """Count the ends of steps, and release, skip and end what follows from them, until nothing
+        does. Return all that the transaction did."""
         if huge:
-            await SQL["plan_anew"].run(connection)
+            await SQL["plan_anew"].run(tx.connection)
         since: dict[UUID, float] = {}
         for end in ended:
-            since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or now)
-        runs = _Advance(connection, ownership, {}, since, moved or Moved())
-        return await self._advance(runs, await self._note(runs, ended))
+            since[end.run_id] = max(since.get(end.run_id, 0.0), end.finished or tx.now)
+        runs = _Advance(tx, {}, since)
+        return await self._advance(runs, await self._count_ends(runs, ended))
 
-    async def changed(
+    async def mark_step_changed(
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
     ) -> None:
-        """Note that the task of a step was changed by a caller: whatever was known of it before, it
-        queues."""
+        """Note that a caller changed the task of a step, which has to queue from now on."""
         step, item = place_of(label)
         await SQL["queue_step"].run(
             connection, tenant_id=tenant_id, run_id=run_id, step=step, item=item
         )
 
-    async def cancelled(
+    async def count_cancelled(
         self,
         connection: asyncpg.Connection,
         tenant_id: int,
         tasks: Iterable[tuple[UUID | None, str | None]],
     ) -> None:
-        """Tasks were ended by themselves, of which some are steps of runs that the caller holds.
-        Whoever is to start what follows is told by wake rows."""
+        """Advance the runs, if any, of tasks that were cancelled: each as its run and its step.
+        Owners learn of the tasks that this releases by wake rows."""
         ended = [
             Ended(tenant_id, run_id, step, TaskState.CANCELLED, item)
             for run_id, label in tasks
@@ -163,61 +151,40 @@ class Steps:
         ]
         if ended:
             now = await CLUSTER["database_time"].value(connection, float)
-            await self.advance_runs(connection, NO_OWNERSHIP, ended, now)
+            await self.advance_runs(RunTransaction(connection, NO_OWNERSHIP, now), ended)
 
-    async def reconsider(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
-        now: float,
-        moved: Moved | None = None,
-    ) -> Moved:
-        """Decide anew on everything in a run that waits: after it was resumed, or begun. What that
-        does is added to `moved`."""
-        rows = await SQL["unfinished_steps"].fetch(connection, **head.key)
+    async def reconsider(self, tx: RunTransaction, head: RunHead) -> Moved:
+        """Decide anew on everything in a run that waits: after it was resumed, or begun."""
+        rows = await SQL["unfinished_steps"].fetch(tx.connection, **head.key)
         waiting = read_rows(
             WaitingStep,
             [row for row in rows if row["item"] == ITSELF and row["state"] != "released"],
         )
-        heads, since = {head.id: head}, {head.id: now}
-        runs = _Advance(connection, ownership, heads, since, moved or Moved())
+        runs = _Advance(tx, {head.id: head}, {head.id: tx.now})
         return await self._advance(runs, {head.id: waiting})
 
-    async def stop_run(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
-        why: str,
-        now: float,
-    ) -> Moved:
-        """End a run that the caller holds before its time. What is paused goes on, to its end."""
+    async def stop_run(self, tx: RunTransaction, head: RunHead, why: str) -> Moved:
+        """End a run before its time. One that is paused is resumed for what is left to do."""
         if head.state not in ("running", "paused"):
-            return Moved()
-        moved = Moved()
+            return tx.moved
         if head.state == "paused":
-            await self.unpause(connection, head)
-        ended = await self.stop(connection, head, why, moved)
-        return await self.advance_runs(connection, ownership, ended, now, moved=moved)
+            await self.set_paused(tx.connection, head, paused=False)
+        return await self.advance_runs(tx, await self._stop(tx, head, why))
 
-    async def unpause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Let a run go on; return the partitions of its tasks that were held back."""
-        await SQL["unpause_run"].run(connection, **head.key)
-        rows = await SQL["unpause_tasks"].fetch(connection, **head.key)
+    async def set_paused(
+        self, connection: asyncpg.Connection, head: RunHead, *, paused: bool
+    ) -> set[int]:
+        """Pause a run, of which nothing starts then, or resume it. Return the partitions of the
+        tasks that this concerns."""
+        verb = "pause" if paused else "unpause"
+        await SQL[f"{verb}_run"].run(connection, **head.key)
+        rows = await SQL[f"{verb}_tasks"].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
-    async def pause(self, connection: asyncpg.Connection, head: RunHead) -> set[int]:
-        """Hold a run back: nothing of it starts. Return the partitions of what waited."""
-        await SQL["pause_run"].run(connection, **head.key)
-        rows = await SQL["pause_tasks"].fetch(connection, **head.key)
-        return {row["partition"] for row in rows}
-
-    async def stop(
-        self, connection: asyncpg.Connection, head: RunHead, why: str, moved: Moved
-    ) -> list[Ended]:
-        """Leave out what does not deal with the end: what waits is over, what runs shall stop.
-        After a failure, steps that deal with one are left to do; else only cleanup is."""
+    async def _stop(self, tx: RunTransaction, head: RunHead, why: str) -> list[Ended]:
+        """End the steps of a stopped run that wait, and ask those that run to cancel. After a
+        failure the steps that deal with one are left to do; otherwise only cleanup is."""
+        connection = tx.connection
         definition = await self._definitions.get(connection, head)
         await SQL["stop_run"].run(connection, **head.key, why=why)
         kept = definition.survivors
@@ -225,11 +192,11 @@ class Steps:
             kept = frozenset(step.id for step in definition.steps if step.cleanup)
         unfinished = await SQL["unfinished_steps"].fetch(connection, **head.key)
         rows = [row for row in unfinished if row["step"] not in kept]
-        # Else one that runs now and waits a moment later is neither ended nor asked.
+        # Without the lock, one that runs now and waits a moment later is neither ended nor asked.
         tasks = [row["task_id"] for row in rows]
         await SQL["hold_tasks"].run(connection, tenant_id=head.tenant_id, ids=tasks)
         leaving = [_stopped(head, row, why) for row in rows if row["state"] != "expanded"]
-        ended = await self.tasks.end(connection, leaving, moved)
+        ended = await self.tasks.end(tx, leaving)
         over = {(e.step, e.item) for e in ended}
         running = [
             row["task_id"]
@@ -238,28 +205,29 @@ class Steps:
         ]
         tenants = [head.tenant_id] * len(running)
         asked = await SQL["ask_to_cancel"].fetch(connection, tenant_ids=tenants, ids=running)
-        moved.told |= {row["partition"] for row in asked}
+        tx.moved.told |= {row["partition"] for row in asked}
         return ended
 
     async def _advance(self, runs: _Advance, touched: _Touched) -> Moved:
         """Decide on steps whose counters changed; what ends by that changes others."""
         while touched:
             await self._join_lists(runs, touched)
-            touched = await self._note(runs, await self._follow(runs, touched))
+            touched = await self._count_ends(runs, await self._follow(runs, touched))
         await self._end_runs(runs)
-        return runs.moved
+        return runs.tx.moved
 
     # Counting ---------------------------------------------------------------------------------
 
-    async def _note(self, runs: _Advance, ended: Sequence[Ended]) -> _Touched:
+    async def _count_ends(self, runs: _Advance, ended: Sequence[Ended]) -> _Touched:
         """Count the ends; return the steps that waited for them, by run."""
         if not ended:
             return {}
         if len(ended) > LARGE:
-            await SQL["plan_anew"].run(runs.connection)
+            await SQL["plan_anew"].run(runs.tx.connection)
         ordered = sorted(ended, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
         touched: _Touched = {}
-        for row in await SQL["advance"].fetch(runs.connection, **note_arguments(ordered)):
+        columns = columns_of(Ended._fields, ordered)
+        for row in await SQL["advance"].fetch(runs.tx.connection, **columns):
             runs.heads[row["id"]] = read_row(RunHead, row)
             waiting = touched.setdefault(row["id"], [])
             if row["step"] is not None:
@@ -278,9 +246,9 @@ class Steps:
             for wait in waiting
             if wait.state == "expanded" and wait.finished == wait.needed
         ]
-        joined = [await self._join(runs.connection, head, step) for head, step in whole]
-        ended = await self.tasks.end(runs.connection, joined, runs.moved)
-        for run_id, waiting in (await self._note(runs, ended)).items():
+        joined = [await self._join(runs.tx.connection, head, step) for head, step in whole]
+        ended = await self.tasks.end(runs.tx, joined)
+        for run_id, waiting in (await self._count_ends(runs, ended)).items():
             newer = {wait.step for wait in waiting}
             known = [wait for wait in touched[run_id] if wait.step not in newer]
             touched[run_id] = known + waiting
@@ -289,15 +257,15 @@ class Steps:
         over = sorted(head for head in runs.heads.values() if head.unfinished == 0)
         if not over:
             return
-        states = [await self._final_state(runs.connection, head) for head in over]
+        states = [await self._final_state(runs.tx.connection, head) for head in over]
         await SQL["end_runs"].run(
-            runs.connection,
+            runs.tx.connection,
             tenant_ids=[h.tenant_id for h in over],
             ids=[h.id for h in over],
             states=[state.value for state in states],
         )
         for state in states:
-            runs.moved.count_end(state)
+            runs.tx.moved.count_end(state)
 
     async def _final_state(self, connection: asyncpg.Connection, head: RunHead) -> RunState:
         if not head.failed:
@@ -315,7 +283,7 @@ class Steps:
 
     async def _follow(self, runs: _Advance, touched: _Touched) -> list[Ended]:
         """Release what may start; return what ends without having run."""
-        connection, moved = runs.connection, runs.moved
+        tx, connection = runs.tx, runs.tx.connection
         plan, stopped = _Plan(), list[Ended]()
         for run_id, concerned in touched.items():
             head, waiting = runs.heads[run_id], concerned
@@ -323,18 +291,18 @@ class Steps:
                 continue
             definition = await self._definitions.get(connection, head)
             if head.failed and head.stopping is None and definition.on_failure == "fail_fast":
-                stopped += await self.stop(connection, head, "failure", moved)
+                stopped += await self._stop(tx, head, "failure")
                 runs.heads[run_id] = head = head._replace(stopping="failure")
                 over = {e.step for e in stopped if e.run_id == run_id}
                 waiting = [w for w in waiting if w.step not in over]
             await self._decide(connection, head, definition, waiting, runs.since[run_id], plan)
         if len(plan.starts) + len(plan.ends) > LARGE:
             await SQL["plan_anew"].run(connection)
-        await self.tasks.release(connection, runs.ownership, plan.starts, moved)
+        await self.tasks.release(tx, plan.starts)
         for start, made in plan.fans:
-            if await self.tasks.fan_out(connection, runs.ownership, start, made, moved):
+            if await self.tasks.fan_out(tx, start, made):
                 plan.ends.append(await self._join(connection, start.run, start.step.id))
-        return stopped + await self.tasks.end(connection, plan.ends, moved)
+        return stopped + await self.tasks.end(tx, plan.ends)
 
     async def _decide(
         self,

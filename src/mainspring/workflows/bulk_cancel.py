@@ -87,7 +87,7 @@ class BulkChanges:
         where: TaskFilter,
         actor: str,
     ) -> CancelCounts:
-        await self._steps.hold_of(connection, tenant_id, ids)
+        await self._steps.lock_runs_of(connection, tenant_id, ids)
         locked = await SQL["lock_cancellable"].fetch(
             connection, tenant_id=tenant_id, ids=ids, **asdict(where)
         )
@@ -99,7 +99,7 @@ class BulkChanges:
             revs=[task["rev"] for task in locked],
         )
         over = [task for task in locked if task["state"] != TaskState.RUNNING]
-        await self._steps.cancelled(
+        await self._steps.count_cancelled(
             connection, tenant_id, [(task["workflow_run_id"], task["step"]) for task in over]
         )
         if counts.ended or counts.asked:

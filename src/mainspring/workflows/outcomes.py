@@ -27,6 +27,7 @@ from mainspring.store.workflows.step_rows import (
     Ended,
     Moved,
     RunHead,
+    RunTransaction,
     StepLeaseOffer,
     place_of,
 )
@@ -109,12 +110,12 @@ class StepOutcomes:
         now: float,
     ) -> StepsFinished:
         """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
-        huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
+        huge = await self._steps.lock_runs(connection, [_run_of(finish) for finish in finished])
         rows = await OUTCOMES["finish"].fetch(connection, **finish_arguments(ownership, finished))
         accepted = {row["id"] for row in rows}
         ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
-        moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
-        return StepsFinished(accepted, moved)
+        tx = RunTransaction(connection, ownership, now)
+        return StepsFinished(accepted, await self._steps.advance_runs(tx, ended, huge=huge))
 
     async def expire_leases(
         self,
@@ -163,10 +164,9 @@ class StepOutcomes:
         """End these steps, unless they have been started since."""
         if not leaving:
             return Moved()
-        await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
-        moved = Moved()
-        ended = await self._steps.tasks.end(connection, leaving, moved)
-        return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
+        await self._steps.lock_runs(connection, [(e.tenant_id, e.run_id) for e in leaving])
+        tx = RunTransaction(connection, ownership, now)
+        return await self._steps.advance_runs(tx, await self._steps.tasks.end(tx, leaving))
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Return runs of our partitions whose deadline has passed."""
@@ -186,11 +186,11 @@ class StepOutcomes:
         now: float,
     ) -> Moved:
         """End a run before its time: only cleanup is left to do."""
-        await self._steps.hold(connection, [(tenant_id, run_id)])
+        await self._steps.lock_runs(connection, [(tenant_id, run_id)])
         head = await SQL["head"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
         if head is None:
             return Moved()
-        return await self._steps.stop_run(connection, ownership, head, why, now)
+        return await self._steps.stop_run(RunTransaction(connection, ownership, now), head, why)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:

@@ -6,7 +6,7 @@ Every change locks the run's row first, then what it touches of its steps and th
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
 
 import asyncpg
@@ -31,7 +31,15 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
-from mainspring.store.workflows.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.workflows.step_rows import (
+    ITSELF,
+    Ended,
+    Moved,
+    NewRun,
+    NewStep,
+    RunHead,
+    RunTransaction,
+)
 from mainspring.store.workflows.steps import add_steps
 from mainspring.store.workflows.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
@@ -40,14 +48,12 @@ from mainspring.workflows.definitions import Definitions
 P = ParamSpec("P")
 
 
-class RunChange(NamedTuple):
-    """A change of a run, within the transaction that has locked the run."""
+@dataclass(slots=True, kw_only=True)
+class RunChange(RunTransaction):
+    """A change of a run by a caller, within the transaction that has locked the run."""
 
-    connection: asyncpg.Connection
-    ownership: Ownership
     head: RunHead
     actor: str
-    now: float
 
     async def audit(self, action: str, **detail: object) -> None:
         """Note the change in the audit log."""
@@ -92,7 +98,7 @@ def changes_run(
         head = await SQL["lock_run"].row(connection, RunHead, **key)
         if head is None:
             return None
-        change = RunChange(connection, ownership, head, actor, now)
+        change = RunChange(connection, ownership, now, head=head, actor=actor)
         return await method(runs, change, *args, **kwargs)
 
     return transaction(run)
@@ -170,25 +176,26 @@ class WorkflowRunService:
     ) -> Moved | None:
         plain = _plain_roots(run.definition)
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        moved = Moved(await self._steps.tasks.add(connection, ownership, run.head, added, run))
+        tx = RunTransaction(connection, ownership, run.now)
+        tx.moved.rows += await self._steps.tasks.add(tx, run.head, added, run)
         if len(plain) < len(run.definition.roots):
-            await self._steps.reconsider(connection, ownership, run.head, run.now, moved)
-        if not (moved.rows or moved.ended):
+            await self._steps.reconsider(tx, run.head)
+        if not (tx.moved.rows or tx.moved.ended):
             return None
         if conclude is not None:
-            await conclude(connection, moved)
-        return moved
+            await conclude(connection, tx.moved)
+        return tx.moved
 
     @changes_run
     async def cancel(self, change: RunChange) -> Moved:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
-        connection, head = change.connection, change.head
+        head = change.head
         if head.state == "cancelled" or head.stopping == "cancel":
             return Moved()
         if head.state not in ("running", "paused"):
             raise Conflict(f"a run that is {head.state} cannot be cancelled")
         await change.audit("workflow_run.cancelled")
-        return await self._steps.stop_run(connection, change.ownership, head, "cancel", change.now)
+        return await self._steps.stop_run(change, head, "cancel")
 
     @changes_run
     async def pause(self, change: RunChange) -> Moved:
@@ -199,7 +206,7 @@ class WorkflowRunService:
         if head.state != "running" or head.stopping in ("cancel", "deadline"):
             raise Conflict(f"a run that is {_standing(head)} cannot be paused")
         await change.audit("workflow_run.paused")
-        return Moved(told=await self._steps.pause(change.connection, head))
+        return Moved(told=await self._steps.set_paused(change.connection, head, paused=True))
 
     @changes_run
     async def resume(self, change: RunChange) -> Moved:
@@ -210,8 +217,8 @@ class WorkflowRunService:
         if head.state != "paused":
             raise Conflict(f"a run that is {head.state} cannot be resumed")
         await change.audit("workflow_run.resumed")
-        moved = Moved(told=await self._steps.unpause(change.connection, head))
-        return await self._reconsider(change, head._replace(state="running"), moved)
+        change.moved.told |= await self._steps.set_paused(change.connection, head, paused=False)
+        return await self._steps.reconsider(change, head._replace(state="running"))
 
     @changes_run
     async def retry(self, change: RunChange, step: str | None = None) -> Moved:
@@ -238,14 +245,11 @@ class WorkflowRunService:
             return Moved()
         await change.audit("workflow_step.skipped", step=step)
         if standing.state in ("blocked", "released"):
-            moved = Moved()
             leaving = Ended(head.tenant_id, head.id, step, TaskState.SKIPPED, waived=True)
-            ended = await self._steps.tasks.end(connection, [leaving], moved)
+            ended = await self._steps.tasks.end(change, [leaving])
             if not ended:
                 raise Conflict("the step is running: cancel its task first")
-            return await self._steps.advance_runs(
-                connection, change.ownership, ended, change.now, moved=moved
-            )
+            return await self._steps.advance_runs(change, ended)
         if standing.state == "expanded":
             raise Conflict("the step is running: cancel its tasks first")
         if standing.state == "completed":
@@ -283,14 +287,10 @@ class WorkflowRunService:
         await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
         await _reset_rows(connection, head, definition, states, again, tasks)
         if added:
-            await self._steps.tasks.add_tasks(connection, change.ownership, head, added)
+            await self._steps.tasks.add_tasks(change, head, added)
         kept = [state for name, state in states.items() if name not in again]
         reopened = await _reopen(connection, head, definition, kept, len(again), now)
-        return await self._reconsider(change, reopened, Moved())
-
-    async def _reconsider(self, change: RunChange, head: RunHead, moved: Moved) -> Moved:
-        connection, ownership, now = change.connection, change.ownership, change.now
-        return await self._steps.reconsider(connection, ownership, head, now, moved)
+        return await self._steps.reconsider(change, reopened)
 
     def _new_steps(
         self,

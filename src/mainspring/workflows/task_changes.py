@@ -40,7 +40,7 @@ class TaskChangeService:
         None: no such unfinished task. True: the change was written. Anything else `decide` returns
         is handed back without a write; what it raises undoes everything.
         """
-        await self._steps.hold_of(connection, tenant_id, [task_id])
+        await self._steps.lock_runs_of(connection, tenant_id, [task_id])
         key = {"tenant_id": tenant_id, "task_id": task_id}
         locked = await SQL["lock_task"].row(connection, LockedTask, **key)
         if locked is None:
@@ -62,7 +62,7 @@ class TaskChangeService:
     ) -> bool:
         """Remove a task and its traces but for the audit entry. False: there is no such task. What
         `check` raises, which is told its rev, undoes everything."""
-        await self._steps.hold_of(connection, tenant_id, [task_id])
+        await self._steps.lock_runs_of(connection, tenant_id, [task_id])
         await TABLES["allow_purge"].run(connection)
         key = {"tenant_id": tenant_id, "task_id": task_id}
         hot = await SQL["purge_task"].record(connection, **key)
@@ -76,7 +76,7 @@ class TaskChangeService:
         if hot is not None:
             await SQL["wake"].run(connection, partition=hot["partition"], **key)
             ended = (hot["workflow_run_id"], hot["step"])
-            await self._steps.cancelled(connection, tenant_id, [ended])
+            await self._steps.count_cancelled(connection, tenant_id, [ended])
         return True
 
     async def _write(
@@ -88,11 +88,11 @@ class TaskChangeService:
                 connection, **key, rev=locked.rev, state=change.state
             )
             ended = (locked.workflow_run_id, locked.step)
-            await self._steps.cancelled(connection, tenant_id, [ended])
+            await self._steps.count_cancelled(connection, tenant_id, [ended])
         else:
             if locked.workflow_run_id is not None and locked.step is not None:
                 run_id, step = locked.workflow_run_id, locked.step
-                await self._steps.changed(connection, tenant_id, run_id, step)
+                await self._steps.mark_step_changed(connection, tenant_id, run_id, step)
             written = await SQL["change_task"].found(
                 connection, **key, rev=locked.rev, **asdict(change)
             )

@@ -10,7 +10,7 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
-from mainspring.store.workflows.step_rows import Moved, NewRun, RunHead
+from mainspring.store.workflows.step_rows import Moved, NewRun, RunHead, RunTransaction
 from mainspring.store.workflows.workflow_runs import SQL
 from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
@@ -92,6 +92,5 @@ class TaskRuns:
         )
         if row is None or task is None or not task["cancel_requested"]:
             return None
-        return await self._steps.stop_run(
-            connection, ownership, read_row(RunHead, row), "cancel", now
-        )
+        tx = RunTransaction(connection, ownership, now)
+        return await self._steps.stop_run(tx, read_row(RunHead, row), "cancel")

@@ -280,6 +280,6 @@ UPDATE task_history h
 SET lateness = put_down(h.lateness, t.waited),
     blame = CASE WHEN h.sla_met THEN h.blame WHEN NOT h.sla_met
             THEN phase_to_blame(put_down(h.lateness, t.waited)) END
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :waited::jsonb[]) AS t (tenant_id, id, waited)
+FROM unnest(:tenant_id::integer[], :id::uuid[], :waited::jsonb[]) AS t (tenant_id, id, waited)
 WHERE h.tenant_id = t.tenant_id AND h.id = t.id AND h.finished_at >= time_of(t.id)
   AND h.started_at IS NULL AND h.lateness ? 'unattributed';

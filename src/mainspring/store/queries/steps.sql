@@ -29,8 +29,8 @@ ORDER BY id FOR NO KEY UPDATE;
 -- Steps that ended: each is noted, and all of them together are counted once in every step that
 -- waits for them and once in their run. Comes back: the runs, each with those steps.
 WITH ended AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[],
-        :started::float8[], :finished::float8[], :attempts::integer[], :results::bytea[], :errors::jsonb[], :waived::boolean[])
+    SELECT * FROM unnest(:tenant_id::integer[], :run_id::uuid[], :step::text[], :item::integer[], :state::text[],
+        :started::float8[], :finished::float8[], :attempts::integer[], :result::bytea[], :error::jsonb[], :waived::boolean[])
     AS e (tenant_id, run_id, step, item, state, started, finished, attempts, result, error, waived)
 ), own AS (
     UPDATE workflow_steps s
@@ -190,7 +190,7 @@ SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) OR
 -- who may know of them are told. What runs is left alone, and does not come back from here.
 WITH input AS (
     SELECT i.*, s.task_id
-    FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[], :results::bytea[], :errors::jsonb[])
+    FROM unnest(:tenant_id::integer[], :run_id::uuid[], :step::text[], :item::integer[], :state::text[], :result::bytea[], :error::jsonb[])
         AS i (tenant_id, run_id, step, item, state, result, error)
     JOIN workflow_steps s ON s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step
         AND s.item = i.item

@@ -10,12 +10,12 @@ WITH node AS MATERIALIZED (
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
     SELECT id, spread, max_running FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_id::integer[])) FOR KEY SHARE
 ), input AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :created::float8[], :run::float8[], :due::float8[],
-        :expires::float8[], :concurrency_limits::integer[], :priorities::smallint[], :queues::text[], :capabilities::text[], :concurrency_keys::text[],
-        :names::text[], :labels::jsonb[], :specs::bytea[], :payloads::bytea[], :task_keys::text[], :replay_of::uuid[],
-        :schedule_ids::uuid[], :nominal::float8[], :at_once::boolean[])
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :created::float8[], :run::float8[], :due::float8[],
+        :expires::float8[], :concurrency_limit::integer[], :priority::smallint[], :queue::text[], :capability::text[], :concurrency_key::text[],
+        :name::text[], :labels::jsonb[], :spec::bytea[], :payload::bytea[], :task_keys::text[], :replay_of::uuid[],
+        :schedule_id::uuid[], :nominal::float8[], :at_once::boolean[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
           concurrency_key, name, labels, spec, payload, idempotency_key, replay_of,
           schedule_id, nominal, at_once)

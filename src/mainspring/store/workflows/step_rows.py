@@ -1,17 +1,18 @@
 """Steps of runs as they lie in the database, and what they are written from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+import asyncpg
+
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, TaskError
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflows.states import RunState
-from mainspring.postgres.database import sparse
 
 ITSELF = -1
 """The `item` of a step's own row; its items count from 0."""
@@ -155,31 +156,17 @@ class Moved:
         self.ended[state.value] = self.ended.get(state.value, 0) + 1
 
 
+@dataclass(slots=True)
+class RunTransaction:
+    """A transaction that advances runs whose rows it has locked, and what it did so far."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    now: float
+    moved: Moved = field(default_factory=Moved)
+
+
 def place_of(label: str) -> tuple[str, int]:
     """The step and the item that a task says it is."""
     step, _, item = label.partition("[")
     return step, int(item[:-1]) if item else ITSELF
-
-
-def note_arguments(ended: Sequence[Ended]) -> dict[str, object]:
-    """What the statement `advance` wants."""
-    return {
-        **end_arguments(ended),
-        "started": sparse([e.started for e in ended]),
-        "finished": sparse([e.finished for e in ended]),
-        "attempts": [e.attempts for e in ended],
-        "waived": [e.waived for e in ended],
-    }
-
-
-def end_arguments(ended: Sequence[Ended]) -> dict[str, object]:
-    """What the statement `end_tasks` wants."""
-    return {
-        "tenant_ids": [e.tenant_id for e in ended],
-        "run_ids": [e.run_id for e in ended],
-        "steps": [e.step for e in ended],
-        "items": [e.item for e in ended],
-        "states": [e.state.value for e in ended],
-        "results": sparse([e.result for e in ended]),
-        "errors": sparse([e.error for e in ended]),
-    }
