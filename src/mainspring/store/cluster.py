@@ -1,6 +1,6 @@
 """Nodes and partitions: which are alive, which own what, and how that changes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -157,3 +157,20 @@ class ClusterStore:
             heirs=list(gifts.values()),
             state="left" if leaving else "active",
         )
+
+
+class MessageStore(Store):
+    """Messages between nodes: each may be lost, none comes twice."""
+
+    async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
+        """Leave messages for nodes, and give each a hint to look."""
+        await SQL["post_messages"].run(
+            self._database,
+            node_ids=[node for node, _ in messages],
+            bodies=[body for _, body in messages],
+        )
+
+    async def collect(self, node_id: UUID) -> list[bytes]:
+        """Take what was left for a node, the oldest first."""
+        rows = await SQL["collect_messages"].fetch(self._database, node_id=node_id)
+        return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

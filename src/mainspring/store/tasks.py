@@ -37,8 +37,7 @@ from mainspring.store.lists.index_paths import (
     paths_of,
     shortcuts_of,
 )
-from mainspring.store.lists.paging import LAST_ID, RowPage, fill
-from mainspring.store.lists.search import ListSearch
+from mainspring.store.lists.paging import LAST_ID, ListSearch, RowPage, fill
 from mainspring.store.upkeep.statistics import BULK_ROWS, analyze_if_grown
 
 SQL = queries.load("tasks")

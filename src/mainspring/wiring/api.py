@@ -69,10 +69,9 @@ from mainspring.store.tasks import TaskStore
 from mainspring.store.tenants import Administration
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
+from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps, new_steps
-from mainspring.workflows.bulk_cancel import BulkChanges
-from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_changes import TaskChangeService
 
@@ -151,11 +150,12 @@ def _task_routes(deps: ApiDependencies) -> Routes:
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
     patcher = TaskPatcher(validator, clock, config.max_payload)
     steps = new_steps(deps.rng, definitions=deps.definitions)
+    changes = TaskChangeService(deps.database, steps)
     return task_routes(
         TaskReading(tasks, WorkerStore(deps.database)),
         TaskCreation(config, validator, ingest, deps.idempotency),
-        TaskChangeResource(tasks, TaskChangeService(deps.database, steps), node, clock, patcher),
-        TaskBulk(BulkChanges(deps.database, steps), node),
+        TaskChangeResource(tasks, changes, node, clock, patcher),
+        TaskBulk(changes, node),
         TaskExplanation(tasks, ExplainStore(deps.database), node, clock),
     )
 

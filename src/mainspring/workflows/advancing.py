@@ -38,6 +38,7 @@ from mainspring.domain.workflows.states import RunState
 from mainspring.postgres.database import columns_of, new_ids
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.cluster import SQL as CLUSTER
+from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.step_rows import (
     ITSELF,
     Ended,
@@ -49,9 +50,7 @@ from mainspring.store.workflows.step_rows import (
     place_of,
 )
 from mainspring.store.workflows.steps import SQL, StepTasks
-from mainspring.workflows.definitions import Definitions
-from mainspring.workflows.results import TOO_LARGE
-from mainspring.workflows.scope import check_kept, read_input, seen, speaks
+from mainspring.workflows.results import TOO_LARGE, check_readable, read_input, step_result
 
 MOST_JOINED = 2**22
 """Maximum bytes of the results of a step's items together."""
@@ -351,7 +350,7 @@ class Steps:
             return
         most = self._most_bytes
         try:
-            check_kept(step, scope)
+            check_readable(step, scope)
             if not holds(step.condition, scope):
                 plan.ends += _left_out(head, definition, step)
                 return
@@ -375,12 +374,12 @@ class Steps:
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
         """What the templates and conditions of some steps speak of; None when they have none."""
-        if not any(map(speaks, ready)):
+        if not any(step.has_templates for step in ready):
             return None
         given = await SQL["run_input"].value(connection, bytes, **head.key)
         used = sorted({name for step in ready for name in step.uses})
         rows = await SQL["results"].fetch(connection, **head.key, steps=used) if used else ()
-        return Scope(read_input(given), {row["step"]: seen(row) for row in rows})
+        return Scope(read_input(given), {row["step"]: step_result(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """The end of a step whose items have all ended: its result is the list of theirs."""

@@ -31,6 +31,7 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
 from mainspring.store.dead_letters import note_done_again, note_left_out
 from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
+from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.step_rows import (
     ITSELF,
     Ended,
@@ -43,7 +44,6 @@ from mainspring.store.workflows.step_rows import (
 from mainspring.store.workflows.steps import add_steps
 from mainspring.store.workflows.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
-from mainspring.workflows.definitions import Definitions
 
 P = ParamSpec("P")
 

@@ -68,6 +68,11 @@ class Step:
     """The steps whose results its templates, its list and its condition speak of."""
 
     @property
+    def has_templates(self) -> bool:
+        """Whether its task depends on the run's input or on other steps."""
+        return bool(self.condition or self.foreach or self.template.dynamic)
+
+    @property
     def hopeful(self) -> bool:
         """Whether it only makes sense after a success: a run that fails fast leaves it out."""
         return not self.cleanup and self.when in ("all_succeeded", "one_succeeded")
