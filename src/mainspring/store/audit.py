@@ -14,7 +14,7 @@ from mainspring.store.lists.paging import RowPage, fill, next_mark
 SQL = queries.load("audit")
 
 INSTALLATION = 0
-"""In place of a tenant, for what concerns the installation: no tenant has this number."""
+"""The tenant id of entries about the whole installation: no tenant has this number."""
 
 END_OF_IDS = 2**63 - 1
 
@@ -32,7 +32,7 @@ class StoredAuditEntry(NamedTuple):
 
 
 class AuditFilter(NamedTuple):
-    """Which entries are wanted; None means all, for the tenant too: then an operator asks."""
+    """Which entries to list; None means all, of all tenants too: then an operator asks."""
 
     tenant_id: int | None
     action: str | None = None
@@ -50,8 +50,7 @@ class AuditStore:
     async def list(
         self, where: AuditFilter, *, before: int | None, limit: int
     ) -> RowPage[StoredAuditEntry, int]:
-        """Return a page of entries older than `before`; it may be short and still have a next
-        one."""
+        """Return entries older than `before`; a page may be short and still have a next one."""
         return await fill(partial(self._look, where), before, limit)
 
     async def _look(

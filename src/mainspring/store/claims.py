@@ -1,4 +1,4 @@
-"""The store as the engine's drivers use it: windows, claims, wakes."""
+"""The store of the engine's drivers: windows, claims, wake rows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,17 +36,16 @@ _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
 
 NO_SPEC = TaskSpec(Target("handler"))
-"""In place of one that cannot be read."""
+"""Stands in for a spec that cannot be read."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What reading a spec may raise."""
 
 
 @lru_cache(maxsize=4096)
 def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
-    """Return the spec, or one that does nothing and why it cannot be read. Nothing is raised: the
-    task is leased already, together with others.
-
-    Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim."""
+    """Return the spec, or one that does nothing and why it cannot be read: raising would lose the
+    other tasks of the same claim. Cached, for most tasks are of few kinds: that saves a tenth of a
+    claim."""
     try:
         return _spec_decoder.decode(spec), None
     except UNREADABLE as problem:
@@ -64,13 +63,13 @@ class Extended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Woken(Seen):
-    """The same of tasks that others changed, and the wake rows that told of it."""
+    """Tasks that other processes changed, and the wake rows that told of it."""
 
     wakes: list[int]
 
 
 class EngineStore(OutcomeStore):
-    """Every call is one transaction; but for one they are one statement and one round trip."""
+    """Tasks of the partitions of a node. Each call is one transaction."""
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class EngineStore(OutcomeStore):
 
 
 def waits_of(picks: Iterable[TaskRef | WorkerPick]) -> dict[UUID, Waited]:
-    """What picks waited for, of those that are late: a claim need not send it back."""
+    """Return what late picks waited for: a claim need not send it back."""
     return {pick.id: pick.waited for pick in picks if pick.waited is not None}
 
 

@@ -49,8 +49,8 @@ class PartitionRecord(NamedTuple):
 
 
 class ScheduleHealth(NamedTuple):
-    """Schedules of the whole installation that stand undecided, since when, and those whose next
-    time came from another tz database; both are counted up to ten thousand."""
+    """Overdue schedules of all tenants, since when, and those whose next time came from another tz
+    database; both counts end at ten thousand."""
 
     overdue: int
     since: datetime | None
@@ -58,15 +58,15 @@ class ScheduleHealth(NamedTuple):
 
 
 class NodeHeartbeat(NamedTuple):
-    """The answer to a heartbeat: the database's time, and how many were counted."""
+    """The response to a heartbeat: the database's time, and the number of heartbeats counted."""
 
     now: float
     beats: int
 
 
 class Fenced(NamedTuple):
-    """What `restore_fence` changed after the database was set back: fences of tasks created
-    before a moment are `floor` at least, nodes were declared dead, and partitions' epochs rose."""
+    """What `restore_fence` changed: tasks created before a moment got fences of `floor` at least,
+    nodes were declared dead, and the epochs of partitions rose."""
 
     floor: int
     before: datetime
@@ -75,7 +75,7 @@ class Fenced(NamedTuple):
 
 
 class Topology(Store):
-    """The whole cluster, to look at."""
+    """The state of the whole cluster, for operators."""
 
     _MOST_NODES = 1000
 
@@ -91,7 +91,7 @@ class Topology(Store):
         )
 
     async def restore_fence(self) -> Fenced:
-        """Issue no fence and no epoch again, whatever the database was set back to."""
+        """Raise fences and epochs above all that were issued before the database was set back."""
         return await SQL["restore_fence"].one(self._database, Fenced)
 
 
@@ -104,8 +104,7 @@ class ClusterStore:
     async def join(
         self, node_id: UUID, name: str, url: str | None, version: str, *, former: UUID | None = None
     ) -> int:
-        """Enter the cluster, and raise the floor of fences; return the node's first epoch. A node
-        that was a member before gives its `former` id, which ends."""
+        """Join the cluster; return the node's first epoch. Its `former` id, if it had one, ends."""
         return await SQL["join_cluster"].value(
             self._connection, int,
             node_id=node_id, name=name, url=url, version=version, former=former,
@@ -131,8 +130,8 @@ class ClusterStore:
         return {row["owner"]: row["partitions"] for row in rows}
 
     async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
-        """Fence a node that was silent for `ttl` seconds. False: it was not, or what it has in
-        flight is not over yet."""
+        """Fence a node that was silent for `ttl` seconds; False if it was not, or has work in
+        flight."""
         silenced = SQL["declare_dead"].value_or_none(
             self._connection, UUID, node_id=node_id, ttl=ttl
         )
@@ -163,7 +162,7 @@ class MessageStore(Store):
     """Messages between nodes: each may be lost, none comes twice."""
 
     async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
-        """Leave messages for nodes, and give each a hint to look."""
+        """Write messages for nodes, and notify each."""
         await SQL["post_messages"].run(
             self._database,
             node_ids=[node for node, _ in messages],
@@ -171,6 +170,6 @@ class MessageStore(Store):
         )
 
     async def collect(self, node_id: UUID) -> list[bytes]:
-        """Take what was left for a node, the oldest first."""
+        """Take the messages for a node, the oldest first."""
         rows = await SQL["collect_messages"].fetch(self._database, node_id=node_id)
         return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

@@ -1,4 +1,4 @@
-"""New tasks on their way into the database, and those that are leased as they get there."""
+"""New tasks as they are inserted, and those that are leased in the same statement."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class Creation(NamedTuple):
 
 
 class EagerLeaseOffer(NamedTuple):
-    """New tasks that may be leased as they are written, on which worker, for how long."""
+    """New tasks that may be leased as they are inserted, on which worker, for how long."""
 
     tasks: Mapping[UUID, NewTask]
     worker: str
@@ -72,7 +72,7 @@ class Made(NamedTuple):
 
 
 def window_row(task: NewTask, partition: int) -> TaskRow:
-    """A new task as its owner sees it, for telling the owner without asking the database."""
+    """Return a new task as its owner's engine needs it, without reading it from the database."""
     return TaskRow(
         task.tenant_id,
         task.id,
@@ -95,7 +95,7 @@ def window_row(task: NewTask, partition: int) -> TaskRow:
 def started_task(
     task: NewTask, partition: int, picked: float, lease_end: float
 ) -> tuple[TaskRow, Execution]:
-    """A new task that was leased as it was written."""
+    """Return a new task that was leased as it was inserted."""
     row = window_row(task, partition)._replace(
         rev=2, state=TaskState.RUNNING, fence=1, lease_end=lease_end
     )
@@ -111,7 +111,7 @@ def creation_arguments(
     near: float,
     offer: EagerLeaseOffer = NO_EAGER_LEASE,
 ) -> dict[str, object]:
-    """What the statement `create_tasks` wants, rows in lock order."""
+    """Return the arguments of `create_tasks`, rows in lock order."""
     rows = sorted(
         (
             (task, creation.keyed.key if creation.keyed else None)

@@ -43,7 +43,7 @@ class LetterFilter:
 
     @property
     def texts(self) -> dict[str, object]:
-        """What letters are compared with."""
+        """The values that letters are compared with."""
         names = ("name", "queue", "labels", "fingerprint", "died_after", "died_before")
         return {name: getattr(self, name) for name in names}
 
@@ -122,7 +122,7 @@ class DeadLetterStore:
         limit: int,
         payloads: bool,
     ) -> RowPage[StoredLetter, UUID]:
-        """A page of letters older than `before`; it may be short and still have a next one."""
+        """Return letters older than `before`; a page may be short and still have a next one."""
         look = partial(self._look, tenant_id, where, payloads)
         return await fill(look, before, limit, heavy=payloads)
 
@@ -167,8 +167,8 @@ class DeadLetterStore:
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
     ) -> Matches:
-        """Letters to replay, oldest first; few or none may come and there still be more. `upto`
-        keeps out replays that died again meanwhile."""
+        """Return letters to replay, oldest first: perhaps none, while more follow. `upto` leaves
+        out replays that failed again meanwhile."""
         scan = max(self._scan, limit)
         rows = await SQL["find_unresolved"].fetch(
             self._database,
@@ -191,10 +191,8 @@ class DeadLetterStore:
         make: Callable[[StoredLetter], NewTask],
         actor: str,
     ) -> dict[UUID, Replay]:
-        """Make a new task of each letter that has none yet, all in one transaction.
-
-        Return letter → what it became. Letters that do not exist are not in the answer.
-        """
+        """Make a new task of each letter that has none yet; return the replays of all that
+        exist."""
         locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
         replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
         fresh = [row["id"] for row in locked if row["id"] not in replays]
@@ -254,7 +252,7 @@ class DeadLetterStore:
 async def note_done_again(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
-    """Mark these letters, where there are any, as replayed: other tasks do their work now."""
+    """Mark these letters, if they exist, as replayed by other tasks."""
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=list(tasks))
     await _mark_replayed(connection, tenant_id, tasks, actor)
 
@@ -271,7 +269,7 @@ async def _mark_replayed(
 async def note_left_out(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
-    """Archive these letters, where there are any: nobody waits for their work any more."""
+    """Archive these letters, if they exist: their steps were skipped."""
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
     await SQL["archive_letters"].run(connection, tenant_id=tenant_id, ids=ids, actor=actor)
 

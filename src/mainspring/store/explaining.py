@@ -1,4 +1,4 @@
-"""What decides about a task's start, as the database tells it: for `explain`."""
+"""What the start of a task depends on, as the database knows it: for `explain`."""
 
 from typing import NamedTuple
 from uuid import UUID
@@ -55,7 +55,7 @@ class ExplainStore:
         return WaitingTask(read_row(TaskRow, row), row["attempts"], row["tenant_limit"], dependency)
 
     async def running_beside(self, row: TaskRow) -> RunningBeside:
-        """What runs around a task; behind a long backlog the count ends early."""
+        """Count what runs beside a task; behind a long backlog the count ends early."""
         return await SQL["running_beside"].one(
             self._database,
             RunningBeside,

@@ -1,4 +1,4 @@
-"""The store as workers' leases use it: claims on their behalf, heartbeats, what reports need."""
+"""Leases of workers: claims on their behalf, heartbeats, and checks of their reports."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ class LeasedTask(NamedTuple):
     schedule_id: UUID | None
     nominal_at: datetime | None
     suspect: bool = False
-    """Whether a lease of it ended unreported: its worker says that it begins, before it does."""
+    """Whether a lease of it ended unreported: then the worker reports the start first."""
 
 
 class HeldHeartbeat(NamedTuple):
@@ -92,7 +92,7 @@ class LeaseStore(Store):
     async def claimed_for(
         self, connection: asyncpg.Connection, picks: Collection[WorkerPick]
     ) -> list[LeasedTask]:
-        """Return what a claim leased whose answer was lost, once it can come late no more."""
+        """Return what a claim leased whose answer was lost, and void the rest of it."""
         refs = ref_columns([pick.ref for pick in picks], "revs")
         await CLAIMS["void_claim"].run(connection, **refs)
         claims = columns_of(("tenant_id", "id", "rev", "worker", "incarnation"), sorted(picks))
@@ -108,8 +108,9 @@ class LeaseStore(Store):
         lease: float,
         grace: float,
     ) -> list[ExtendedLease]:
-        """Extend a worker's leases, guarded by fence and incarnation. What is not in the answer is
-        its own no longer; what is `grace` seconds past its timeout is not extended."""
+        """Extend a worker's leases, guarded by fence and incarnation. A lease that is `grace`
+        seconds past its timeout is not extended; one that is not returned is no longer the
+        worker's."""
         ordered = sorted(beats, key=lambda beat: beat.id)
         return await SQL["extend_for_worker"].rows(
             self._database,

@@ -25,9 +25,8 @@ class OutcomeStore(Store):
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
-        """End leases that are over by the database's clock, or whose worker has restarted, guarded
-        by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
-        as started, whatever their worker reported."""
+        """End leases that are over, or whose worker has restarted, guarded by fence. Those in
+        `count_crash` count as lost with their worker, those in `presumed` as started."""
         call = SQL["expire_leases"](
             **ref_columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
         )
@@ -52,8 +51,8 @@ class OutcomeStore(Store):
         return {row["id"] for row in rows}
 
     async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
-        """Schedule tasks again, guarded by fence; return those that were. A task that was asked
-        to cancel is left as it is: finish it as cancelled."""
+        """Schedule tasks again, guarded by fence; return those that were. One that was asked to
+        cancel is left as it is."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
         return await SQL["retry"].rows(
@@ -69,7 +68,7 @@ class OutcomeStore(Store):
 
 
 def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[str, object]:
-    """What the statement `finish` wants, rows in lock order."""
+    """Return the arguments of `finish`, rows in lock order."""
     ordered = sorted(finished, key=by_task)
     reports = [f.report for f in ordered]
     return {

@@ -1,4 +1,4 @@
-"""Webhook secrets and settings in the store: sealed on the way in, opened for the sender alone."""
+"""Webhook secrets and settings, sealed when they are written and opened for the sender only."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
@@ -70,7 +70,7 @@ class SecretStore:
         self._vault = vault
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
-        """Return what sending for these tenants depends on."""
+        """Return the webhook profiles of these tenants."""
         found: dict[int, WebhookProfile] = {}
         for row in await SQL["profiles"].fetch(self._database, tenant_ids=list(tenant_ids)):
             profile = found.get(row["tenant_id"]) or self._profile(row)
@@ -123,8 +123,8 @@ class SecretStore:
         actor: str,
         conclude: BeforeCommit[Successor],
     ) -> Successor | None:
-        """Store the successor of a secret, which ends `overlap` seconds from now: both, the new
-        one first. None when there is no such live secret, or one that was rotated already."""
+        """Store the successor of a secret, which ends after `overlap` seconds; return both. None
+        when there is no such live secret, or it was rotated already."""
         row = await SQL["lock"].record(connection, tenant_id=tenant_id, secret_id=old_id)
         if row is None or row["kind"] != new.key.kind:
             return None
@@ -207,8 +207,8 @@ class SecretStore:
     # Renewal ---------------------------------------------------------------------------------
 
     async def renew(self) -> tuple[int, int]:
-        """Seal everything anew that is not under the present key: how many were, and how many are
-        left because their tasks are running. History is left alone: nobody opens it again."""
+        """Seal everything anew that is not under the present key, except history, which is never
+        opened. Return how many were, and how many are left because their tasks run."""
         moved = 0
         for row in await SQL["sealed_secrets"].fetch(self._database):
             fresh = self._vault.renewed(SIGNING_SECRET, row["sealed"])
@@ -274,7 +274,7 @@ class SecretStore:
     async def _stale_specs(
         self, sealed: str, renewed: Callable[[bytes], bytes | None]
     ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
-        """Find specs that hold something sealed, page by page; each with what takes its place."""
+        """Yield specs that hold something sealed with an old key, each with its replacement."""
         tenant_id, after = -1, _FIRST
         while True:
             rows = await SQL[sealed].fetch(

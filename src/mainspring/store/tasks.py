@@ -1,4 +1,4 @@
-"""Tasks as the API sees them: created, read, listed, and what a change of one is decided on."""
+"""Tasks of the API: created, read and listed, and the records of their changes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ _TELLING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _TaskColumns:
-    """What every reader of a task wants to know."""
+    """The columns that every reader of a task needs."""
 
     id: UUID
     created_at: datetime
@@ -141,10 +141,8 @@ class TaskStore:
         ownership: Ownership,
         offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
-        """Insert in one transaction, and lease what may start at once.
-
-        A creation whose idempotency key was taken already inserts nothing and is not in the answer.
-        """
+        """Insert in one transaction, and lease what may start at once. A creation whose idempotency
+        key was taken already inserts nothing and is not returned."""
         rows = await SQL["create_tasks"].fetch(
             self._database, **creation_arguments(creations, ownership, self._near, offer)
         )
@@ -162,17 +160,16 @@ class TaskStore:
         return made
 
     async def _analyze_if_grown(self, added: int) -> None:
-        """Before the engine hears of them: by a plan for an empty table a claim can take long."""
+        """Analyze before the engine learns of the tasks: by a plan for an empty table a claim takes
+        long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(_TELLING):
                 await analyze_if_grown(self._database, added)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
-        """After an insert whose answer was lost: which of these took effect?
-
-        Return id → partition; a task that is finished already has none.
-        """
+        """Return which tasks of an insert whose answer was lost exist, with their partitions; a
+        task that is finished already has none."""
         rows = await SQL["which_exist"].fetch(
             self._database, tenant_id=tenant_id, ids=list(ids), first=min(ids)
         )
@@ -192,10 +189,8 @@ class TaskStore:
         limit: int,
         payloads: bool = False,
     ) -> RowPage[StoredTask, UUID]:
-        """A page of tasks older than `before`; it may be short and still have a next one.
-
-        Payloads are empty unless asked for: a page of large ones need not cross the wire.
-        """
+        """Return tasks older than `before`; a page may be short and still have a next one. Payloads
+        are empty unless asked for."""
         ready = await self._ready()
         # Without a filter every row that is looked at is shown: no need to look at more.
         most = limit if where == _EVERYTHING else self._scan
@@ -252,7 +247,7 @@ class TaskStore:
         return None if leased is None else leased.execution()
 
     async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
-        """An unfinished task as it stands; nothing keeps others from changing it."""
+        """Return an unfinished task, without a lock."""
         return await SQL["see_task"].row(
             self._database, LockedTask, tenant_id=tenant_id, task_id=task_id
         )

@@ -118,11 +118,8 @@ class TenantStore:
     async def delete(
         self, connection: asyncpg.Connection, tenant_id: int, actor: str
     ) -> Sequence[str] | None:
-        """Delete a tenant: its keys, whose ids are returned, end with it; its rows are cleared
-        afterwards (`clear`).
-
-        Conflict while it has unfinished tasks; None when there is no such tenant.
-        """
+        """Delete a tenant and its keys, whose ids are returned; `clear` removes its other rows
+        later. Conflict while it has unfinished tasks; None when there is no such tenant."""
         tenant = await SQL["lock_tenant"].row(connection, StoredTenant, tenant_id=tenant_id)
         if tenant is None:
             return None
@@ -138,7 +135,7 @@ class TenantStore:
         return await SQL["usage"].row(self._database, Usage, tenant_id=tenant_id, scan=self._scan)
 
     async def clear(self, batch: int = 10_000) -> int:
-        """Remove some of what departed tenants left behind; return how many rows that were."""
+        """Remove some rows of deleted tenants; return how many."""
         cleared = 0
         for departed in await SQL["departed_tenants"].fetch(self._database, limit=10):
             gone = await self._clear_tables(departed["tenant_id"], batch)
@@ -160,7 +157,7 @@ class TenantStore:
 
 
 class Administration(NamedTuple):
-    """What admins of tenants and operators ask the store for."""
+    """The stores of administration."""
 
     key_ring: KeyRing
     tenants: TenantStore

@@ -140,8 +140,8 @@ class WorkerStore(Store):
     async def add_logs(
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
-        """Keep lines of executions that exist, at most `most` of a task and `more_errors` errors
-        beyond; return how many were kept."""
+        """Store lines of existing executions, at most `most` of a task and `more_errors` errors
+        beyond; return how many were stored."""
         row = await SQL["add_logs"].record(
             self._database,
             tenant_id=tenant_id,
@@ -161,7 +161,7 @@ class WorkerStore(Store):
 
 
 def offer_shown(*offers: Offer) -> dict[str, object]:
-    """What a worker offers, with all its lanes, as people read it; its resources as told last."""
+    """Return what a worker offers in all its lanes, as people read it; the last one's resources."""
     return {
         "queues": sorted({queue for offer in offers for queue in offer.queues}),
         "handlers": sorted({handler for offer in offers for handler in offer.handlers}),

@@ -30,8 +30,8 @@ LAST_ID = UUID(int=2**128 - 1)
 def next_mark(
     kind: type[Mark], rows: Sequence[asyncpg.Record], limit: int, scan: int
 ) -> Mark | None:
-    """Return where a list goes on after rows of which each has an id, and tells how many were
-    looked at and how far; None at the end of the list."""
+    """Return where a list goes on after these rows, which say how many were looked at and how far;
+    None at the end."""
     ids: list[Mark] = [row["id"] for row in rows if row["id"] is not None]
     edge: Mark | None = rows[0]["edge"] if rows[0]["scanned"] == scan else None
     return ids[-1] if len(ids) == limit else edge
@@ -44,12 +44,8 @@ async def fill(
     *,
     heavy: bool = False,
 ) -> RowPage[Item, Mark]:
-    """A page as full as can be had in a moment.
-
-    One `look` goes through so many rows and no more. Who reads one page only, and gets an empty
-    one, takes it for the whole list: so we look on, but not for long. A heavy page has enough as
-    soon as it has something.
-    """
+    """Return a page as full as can be had within the time limit. An empty page looks like the end
+    of the list, so more rows are looked at; a heavy page needs one item only."""
     items: list[Item] = []
     time = asyncio.get_running_loop().time
     until = time() + TIME_LIMIT
@@ -109,8 +105,7 @@ class ListSearch(Generic[Found]):
         return found
 
     def _is_long(self, missing: int) -> bool:
-        """Whether the ordered paths are long: who found as much as is missing has it in one look,
-        for that goes through more rows than all before."""
+        """Whether the ordered paths are long: the first looks found less than is missing."""
         return self._looks > len(FIRST_SCANS) or (
             self._looks == len(FIRST_SCANS) and self._found < missing
         )

@@ -43,8 +43,8 @@ class LedgerRetention(Store):
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """Make a partition per month from this one on, for what no partition covers yet. Where
-        lines of a month lie in the default partition already, they stay there."""
+        """Make a partition per month from this one on, unless another partition covers it or the
+        default partition already has lines of the month."""
         today, made = await self._tables.today(), Round()
         covered = await SQL["covered_to"].value_or_none(self._database, date)
         missing: list[NewPartition] = []
@@ -56,8 +56,8 @@ class LedgerRetention(Store):
         return made
 
     async def retire_partitions(self, keep_days: int, archive: ArchiveHook | None = None) -> Round:
-        """Detach months of which nothing was decided since, hand each to the archive hook, and
-        drop it."""
+        """Detach old months without recent decisions, hand each to the archive hook, and drop
+        it."""
         oldest, retired = await self._oldest(keep_days), Round()
         try:
             for name in await self._old("ledger_partitions", oldest):
@@ -129,8 +129,7 @@ class LedgerRetention(Store):
 async def delete_ledger(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, batch: int = 10_000
 ) -> None:
-    """Delete the lines of a schedule that this transaction deleted. If there are many,
-    housekeeping deletes the rest."""
+    """Delete the lines of a deleted schedule; if there are many, housekeeping deletes the rest."""
     if await _delete_lines(connection, tenant_id, schedule_id, batch) >= batch:
         await SQL["note_deleted"].run(connection, tenant_id=tenant_id, schedule_id=schedule_id)
 

@@ -17,20 +17,20 @@ Key = TypeVar("Key")
 
 
 class RecentDefinitions(Generic[Key]):
-    """Definitions that were read lately: as many as have fewer than so many steps together."""
+    """Definitions that were used lately, up to a total number of steps."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Key, WorkflowDefinition] = OrderedDict()
         self._steps = 0
 
     def get(self, key: Key) -> WorkflowDefinition | None:
-        """Return a definition that is known, and know it for longer."""
+        """Return a cached definition, and mark it as used."""
         if key in self._known:
             self._known.move_to_end(key)
         return self._known.get(key)
 
     def keep(self, key: Key, definition: WorkflowDefinition) -> WorkflowDefinition:
-        """Know a definition from now on, and forget those that were not asked for lately."""
+        """Cache a definition, and drop those that were not used lately."""
         self._known[key] = definition
         self._steps += len(definition.steps)
         while self._steps > _MOST_STEPS_KEPT and len(self._known) > 1:
@@ -40,18 +40,18 @@ class RecentDefinitions(Generic[Key]):
 
 
 class Definitions:
-    """A version does not change, unless the database is set back: so those that were read lately
-    are kept. A run of thousands of steps would read its own thousands of times."""
+    """Definitions of runs by version, cached: a run of thousands of steps needs its own thousands
+    of times, and a version changes only if the database is set back."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Read them anew."""
+        """Drop all, so that they are read anew."""
         self._known = RecentDefinitions[tuple[int, str, int]]()
 
     async def get(self, connection: asyncpg.Connection, run: RunHead) -> WorkflowDefinition:
-        """Return the definition that a run was made by."""
+        """Return the definition of a run."""
         key = (run.tenant_id, run.workflow, run.version)
         known = self._known.get(key)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Steps of runs as they lie in the database, and what they are written from."""
+"""Records of runs and steps, as they are read and written."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 
 class RunHead(NamedTuple):
-    """As much of a run as deciding on its steps needs."""
+    """The columns of a run that deciding on its steps needs."""
 
     tenant_id: int
     id: UUID
@@ -48,7 +48,7 @@ class RunHead(NamedTuple):
 
     @property
     def key(self) -> dict[str, object]:
-        """What statements know the run by."""
+        """The arguments by which a statement names the run."""
         return {"tenant_id": self.tenant_id, "run_id": self.id}
 
 
@@ -79,7 +79,7 @@ NO_STEP_LEASES = StepLeaseOffer(0, "", 0.0)
 
 
 class StartingStep(NamedTuple):
-    """A step whose turn has come, as the task it shall be; without one as it was stored."""
+    """A step that starts, with the task to write; None: the task as it was stored."""
 
     run: RunHead
     step: Step
@@ -134,25 +134,25 @@ class NewStep(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the task says it is."""
+        """The label of its task."""
         return self.step if self.item == ITSELF else f"{self.step}[{self.item}]"
 
 
 @dataclass(slots=True)
 class Moved:
-    """What a transaction did, for announcing it."""
+    """What a transaction did, to be announced after the commit."""
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
     leased: list[tuple[TaskRow, Execution]] = field(default_factory=list)
-    """Of those, the ones that are leased to this node already: to be started."""
+    """Those of them that are leased to this node already, to be started."""
     told: set[int] = field(default_factory=set)
-    """Partitions whose owners have wake rows to look at, whoever they are."""
+    """Partitions with new wake rows."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
 
     def count_end(self, state: RunState) -> None:
-        """A run ended."""
+        """Count a run that ended."""
         self.ended[state.value] = self.ended.get(state.value, 0) + 1
 
 
@@ -167,6 +167,6 @@ class RunTransaction:
 
 
 def place_of(label: str) -> tuple[str, int]:
-    """The step and the item that a task says it is."""
+    """Return the step and the item that a task's label names."""
     step, _, item = label.partition("[")
     return step, int(item[:-1]) if item else ITSELF

@@ -1,4 +1,4 @@
-"""The tasks of steps: made, released and ended, within the transaction that moves their run on."""
+"""The tasks of steps: inserted, released and ended, within the transaction that advances a run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _END = ("tenant_id", "run_id", "step", "item", "state", "result", "error")
 
 
 class StepTasks:
-    """Writes what was decided about steps of runs that the caller holds."""
+    """Writes of what was decided about steps, within a transaction that has locked their runs."""
 
     def __init__(self, ids: TaskIds) -> None:
         self._ids = ids
@@ -98,8 +98,8 @@ class StepTasks:
         steps: Sequence[NewStep],
         run: NewRun | None = None,
     ) -> list[TaskRow]:
-        """Insert rows and tasks of steps, of a new run with the run itself; return the tasks that
-        are scheduled at once."""
+        """Insert steps with their tasks, and a new run; return the tasks that are scheduled at
+        once."""
         added = await add_steps(tx.connection, tx.ownership, head, steps, run)
         await _analyze_if_grown(tx.connection, len(steps))
         return added
@@ -114,8 +114,7 @@ class StepTasks:
 
 
 async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
-    """Many rows enter tables that may have been empty: what releases and claims it would go by a
-    plan that was made for a handful of rows, and compare each with each."""
+    """Analyze after many inserts: plans made for a handful of rows would compare each with each."""
     if added >= BULK_ROWS:
         await PLANNER["analyze_tasks"].run(connection)
         await PLANNER["analyze_steps"].run(connection)
@@ -164,7 +163,7 @@ _NO_RUN: dict[str, object] = dict.fromkeys(
 
 
 def _templates(made: Sequence[TaskTemplate | None]) -> dict[str, object]:
-    """What both new tasks and blocked ones take from their templates."""
+    """Return the columns that new and released tasks take from their templates."""
     return {
         "specs": sparse([t and t.spec.encode() for t in made]),
         "payloads": sparse([t and t.payload.encode() for t in made]),
