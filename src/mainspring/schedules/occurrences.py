@@ -1,7 +1,7 @@
-"""Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
+"""Decisions on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
 
-The caller has locked the schedules' rows. `domain.schedule.misfire` decides what to do; this module
-gathers what that needs to know (what is due, what is unfinished), and writes the decision.
+The caller has locked the schedules' rows. `domain.schedules.misfire` decides; this module reads
+what that needs, and writes the decision.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from mainspring import timezones
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.schedules import misfire
-from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedules.definition import INSTANT, Span
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.schedules.template import Values, expand, has_placeholders
@@ -26,7 +26,6 @@ from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.schedules.schedules import SQL, OccurrenceEntry, StoredSchedule
 from mainspring.store.tasks import SQL as TASKS
 
-_INSTANT = 1e-6
 MOST_TASKS = 5000
 """Maximum tasks of one transaction; further schedules wait for the next one."""
 
@@ -170,7 +169,7 @@ class OccurrenceWriter:
             turn = (template.concurrency_key, min(limit, template.concurrency_limit or limit))
         tasks = [
             self.task(schedule, at, number=schedule.runs + index, concurrency=turn)._replace(
-                due=round(schedule.now + index * _INSTANT, 6)
+                due=round(schedule.now + index * INSTANT, 6)
             )
             for index, at in enumerate(times, 1)
         ]
@@ -222,43 +221,20 @@ class OccurrenceWriter:
 
 
 def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> ScheduleDecision:
-    """What becomes of everything that is due of a schedule, and when it is due again."""
-    definition, table = schedule.definition, schedule.timetable
+    """Decide on everything that is due of a schedule, and when it is due again."""
     now = schedule.now - schedule.offset
     if gone or schedule.next is None:
         return ScheduleDecision(schedule, BacklogDecision(()), max(now, schedule.decided_to), None)
-    backlog, following = _due(schedule, definition, now)
-    left = None if definition.max_runs is None else max(0, definition.max_runs - schedule.runs)
-    last = backlog.recent[-1] if backlog.recent else None
-    gap = None if following is None or last is None else following - last
-    verdict = misfire.rule(
-        definition,
-        backlog,
+    decision = misfire.decide_due(
+        schedule.definition,
+        schedule.timetable,
+        first=schedule.next,
+        decided_to=schedule.decided_to,
         now=now,
-        tolerated=misfire.tolerance(gap),
         unfinished=unfinished,
-        runs_left=left,
+        runs=schedule.runs,
     )
-    if left is not None and left <= len(verdict.fired):
-        following = None
-    elif following is not None and following <= backlog.until:
-        following = table.next(backlog.until)
-    return ScheduleDecision(schedule, verdict, max(backlog.until, schedule.decided_to), following)
-
-
-def _due(
-    schedule: StoredSchedule, definition: ScheduleDefinition, now: float
-) -> tuple[Backlog, float | None]:
-    """What is due now, and what comes after it. Mostly that is one occurrence, known already."""
-    table, first = schedule.timetable, schedule.next
-    assert first is not None
-    following = table.next(first)
-    alone = first <= now and (following is None or following > now)
-    if alone and not (table.excludes(first) or table.excludes(now)):
-        return Backlog((), (), (first,), now), following
-    cut = now - definition.misfire.window
-    backlog = table.backlog(schedule.decided_to, now, most=misfire.wanted(definition), cut=cut)
-    return backlog, table.next(backlog.until)
+    return ScheduleDecision(schedule, *decision)
 
 
 def _turn(schedule: StoredSchedule) -> tuple[str, int] | None:

@@ -25,7 +25,6 @@ from mainspring.schedules.occurrences import (
 )
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.lists.paging import LAST_ID
 from mainspring.store.schedules.schedules import (
     SQL,
@@ -53,7 +52,7 @@ class DueSchedule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """What a locked schedule shall become."""
+    """What a new or locked schedule shall become."""
 
     state: str
     name: str
@@ -102,38 +101,21 @@ class ScheduleService:
 
     # For the API ------------------------------------------------------------------------------
 
-    async def now(self) -> float:
-        """The database's time: the one that decides what is due."""
-        return await CLUSTER["database_time"].value(self._database, float)
-
     @transaction
     async def create(
         self,
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        name: str,
-        definition: ScheduleDefinition,
-        template: Template,
-        *,
-        now: float,
-        next_at: float | None,
+        wanted: ScheduleChange,
         conclude: BeforeCommit[StoredSchedule],
     ) -> StoredSchedule | None:
-        """Keep a new schedule; None when the name is taken."""
-        made = await SQL["create_schedule"].found(
-            connection,
-            tenant_id=tenant_id,
-            schedule_id=schedule_id,
-            name=name,
-            decided_to=now - spread_of(schedule_id, definition.spread),
-            **_columns(schedule_id, definition, template, next_at),
-        )
-        if not made:
+        """Insert an active schedule; None when the name is taken."""
+        key = {"tenant_id": tenant_id, "schedule_id": schedule_id}
+        columns = _columns(schedule_id, wanted)
+        if not await SQL["create_schedule"].found(connection, **key, **columns):
             return None
-        schedule = await SQL["get_schedule"].one(
-            connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
-        )
+        schedule = await SQL["get_schedule"].one(connection, StoredSchedule, **key)
         await conclude(connection, schedule)
         return schedule
 
@@ -376,9 +358,7 @@ async def _write(
             schedule_id=locked.id,
             rev=locked.rev,
             state=change.state,
-            name=change.name,
-            decided_to=change.decided_to,
-            **_columns(locked.id, change.definition, change.template, change.next),
+            **_columns(locked.id, change),
         )
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "schedules_tenant_id_name_key":
@@ -403,18 +383,19 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     )
 
 
-def _columns(
-    schedule_id: UUID, definition: ScheduleDefinition, template: Template, next_at: float | None
-) -> dict[str, object]:
-    """What follows from a definition, as it is stored."""
+def _columns(schedule_id: UUID, schedule: ScheduleChange) -> dict[str, object]:
+    """Return the columns of a schedule and of what follows from its definition."""
+    definition = schedule.definition
     return {
+        "name": schedule.name,
+        "decided_to": schedule.decided_to,
         "timezone": definition.timezone,
         "tzdata": timezones.version(),
         "calendars": list(definition.calendars),
         "definition": _encode(definition),
-        "template": _encode(template),
-        "next": next_at,
-        "wake": _wake(schedule_id, definition, next_at),
+        "template": _encode(schedule.template),
+        "next": schedule.next,
+        "wake": _wake(schedule_id, definition, schedule.next),
     }
 
 

@@ -74,22 +74,10 @@ class Made(NamedTuple):
 def window_row(task: NewTask, partition: int) -> TaskRow:
     """Return a new task as its owner's engine needs it, without reading it from the database."""
     return TaskRow(
-        task.tenant_id,
-        task.id,
-        1,
-        partition,
-        TaskState.SCHEDULED,
-        task.queue,
-        task.capability,
-        task.concurrency_key,
-        task.concurrency_limit,
-        task.priority,
-        task.due,
-        task.expires,
-        0,
-        None,
-        False,
-    )
+        task.tenant_id, task.id, 1, partition, TaskState.SCHEDULED, task.queue, task.capability,
+        task.concurrency_key, task.concurrency_limit, task.priority, task.due, task.expires,
+        fence=0, lease_end=None, cancel_requested=False,
+    )  # fmt: skip
 
 
 def started_task(

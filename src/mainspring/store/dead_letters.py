@@ -27,6 +27,7 @@ HEAVIEST_PAGE = 16 * 2**20
 
 
 _MOST_GROUPED = 100_000
+_SCAN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,9 @@ class Outcomes(NamedTuple):
 class DeadLetterStore:
     """Dead letters of every tenant."""
 
-    def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
+    def __init__(self, database: Database, *, near: float) -> None:
         self._database = database
         self._near = near
-        self._scan = scan
 
     async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
         found = await SQL["read_letters"].fetch(
@@ -133,7 +133,7 @@ class DeadLetterStore:
             self._database,
             tenant_id=tenant_id,
             before=before or LAST_ID,
-            scan=self._scan,
+            scan=_SCAN,
             **where.kinds,
             **where.texts,
             limit=limit,
@@ -147,7 +147,7 @@ class DeadLetterStore:
         if ids and (len(ids) == limit or len(ids) < found):
             next_before = ids[-1]
         else:
-            next_before = edge if scanned == self._scan else None
+            next_before = edge if scanned == _SCAN else None
         return RowPage([_letter(row) for row in letters], next_before)
 
     async def groups(
@@ -169,7 +169,7 @@ class DeadLetterStore:
     ) -> Matches:
         """Return letters to replay, oldest first: perhaps none, while more follow. `upto` leaves
         out replays that failed again meanwhile."""
-        scan = max(self._scan, limit)
+        scan = max(_SCAN, limit)
         rows = await SQL["find_unresolved"].fetch(
             self._database,
             tenant_id=tenant_id,

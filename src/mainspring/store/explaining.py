@@ -5,7 +5,7 @@ from uuid import UUID
 
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
 from mainspring.postgres.rows import read_row
 
 SQL = queries.load("explaining")
@@ -39,12 +39,8 @@ class RunningBeside(NamedTuple):
     under_key: int
 
 
-class ExplainStore:
-    """What `explain` reads."""
-
-    def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
-        self._database = database
-        self._scan = scan
+class ExplainStore(Store):
+    """The reads of `explain`."""
 
     async def waiting(self, tenant_id: int, task_id: UUID) -> WaitingTask | None:
         """The task, while it is unfinished."""
@@ -62,5 +58,5 @@ class ExplainStore:
             partition=row.partition,
             tenant_id=row.tenant_id,
             concurrency_key=row.concurrency_key,
-            scan=self._scan,
+            scan=_SCAN,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import asyncpg
 
@@ -13,9 +13,8 @@ from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.audit import INSTALLATION, AuditStore, write_entry
-from mainspring.store.cluster import Topology
-from mainspring.store.keys import NEVER, KeyRing, insert_key
+from mainspring.store.audit import INSTALLATION, write_entry
+from mainspring.store.keys import NEVER, insert_key
 from mainspring.store.upkeep.table_changes import SQL as TABLES
 
 SQL = queries.load("tenants")
@@ -154,18 +153,3 @@ class TenantStore:
             clear = SQL["clear_table"].filled(table=table["name"])
             gone += await clear.value(connection, int, tenant_id=tenant_id, limit=batch)
         return gone
-
-
-class Administration(NamedTuple):
-    """The stores of administration."""
-
-    key_ring: KeyRing
-    tenants: TenantStore
-    audit: AuditStore
-    topology: Topology
-
-    @classmethod
-    def over(cls, database: Database) -> Self:
-        return cls(
-            KeyRing(database), TenantStore(database), AuditStore(database), Topology(database)
-        )

@@ -18,6 +18,7 @@ from mainspring.domain.workflows.definition import WorkflowDefinition
 from mainspring.domain.workflows.retry import (
     FAIL_FAST,
     LOST,
+    EndedBefore,
     StepProgress,
     counted,
     downstream,
@@ -25,7 +26,7 @@ from mainspring.domain.workflows.retry import (
     with_left_out,
 )
 from mainspring.errors import Conflict, NotFound
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, columns_of, transaction
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
@@ -66,6 +67,41 @@ class RunChange(RunTransaction):
             self.connection, **self.head.key, fail_fast=FAIL_FAST, itself=ITSELF
         )
         return {row["step"]: read_row(StepProgress, row) for row in rows}
+
+    async def reset_steps(
+        self,
+        definition: WorkflowDefinition,
+        states: Mapping[str, StepProgress],
+        again: Set[str],
+        tasks: Mapping[str, UUID],
+    ) -> None:
+        """Put steps back, with new tasks where they have had theirs."""
+        ordered = sorted(again)
+        counts = [counted(definition, step, states, again) for step in ordered]
+        await SQL["reset_steps"].run(
+            self.connection,
+            **self.head.key,
+            steps=ordered,
+            task_ids=[tasks.get(step) for step in ordered],
+            needed=[len(definition.by_id[step].needs) for step in ordered],
+            **columns_of(EndedBefore._fields, counts),
+        )
+
+    async def reopen(
+        self, definition: WorkflowDefinition, kept: Collection[StepProgress], again: int
+    ) -> RunHead:
+        """Resume the run with this number of steps to do `again`. If others remain that failed, it
+        does not fail fast once more."""
+        failed = sum(state.state in LOST for state in kept)
+        return await SQL["reopen_run"].one(
+            self.connection,
+            RunHead,
+            **self.head.key,
+            unfinished=again + sum(not state.over for state in kept),
+            failed=failed,
+            deadline=None if definition.deadline is None else self.now + definition.deadline,
+            stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
+        )
 
     async def given_up(self, steps: Sequence[str]) -> list[tuple[str, UUID]]:
         """Return, of these steps and their items, the tasks that may have left dead letters."""
@@ -130,7 +166,7 @@ class WorkflowRunService:
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
         """The definition that a run was made by."""
         head = RunHead(tenant_id, run.id, run.workflow, run.version, run.state, None, 0, 0)
-        return await self._database.transact(lambda c: self._definitions.get(c, head))
+        return await self._definitions.get(self._database, head)
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
@@ -164,7 +200,7 @@ class WorkflowRunService:
         if conclude is not None or mixed or len(run.definition.steps) > LARGE:
             return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
         added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await add_steps(self._database, ownership, run.head, added, run)
+        rows = await add_steps(self._database, ownership, run.head, added, run=run)
         return Moved(rows) if rows else None
 
     async def _begin(
@@ -285,11 +321,11 @@ class WorkflowRunService:
         await note_done_again(connection, head.tenant_id, successors, change.actor)
         same = same_lists(definition, states, again, changed)
         await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
-        await _reset_rows(connection, head, definition, states, again, tasks)
+        await change.reset_steps(definition, states, again, tasks)
         if added:
-            await self._steps.tasks.add_tasks(change, head, added)
+            await add_steps(connection, change.ownership, head, added, tasks_only=True)
         kept = [state for name, state in states.items() if name not in again]
-        reopened = await _reopen(connection, head, definition, kept, len(again), now)
+        reopened = await change.reopen(definition, kept, len(again))
         return await self._steps.reconsider(change, reopened)
 
     def _new_steps(
@@ -302,64 +338,13 @@ class WorkflowRunService:
         """Rows of steps: blocked, but for those that can start at once."""
         return [
             NewStep(
-                step.id,
-                ITSELF,
-                "released" if step.id in plain else "blocked",
-                len(step.needs),
-                definition.children[step.id],
-                self._ids.make(now),
-                round(now + step.delay, 6),
-                step.template,
-                step.id in definition.plain,
+                step.id, ITSELF, "released" if step.id in plain else "blocked", len(step.needs),
+                definition.children[step.id], self._ids.make(now), round(now + step.delay, 6),
+                step.template, step.id in definition.plain,
             )
             for step in definition.steps
             if step.id in names
-        ]
-
-
-async def _reset_rows(
-    connection: asyncpg.Connection,
-    head: RunHead,
-    definition: WorkflowDefinition,
-    states: Mapping[str, StepProgress],
-    again: Set[str],
-    tasks: Mapping[str, UUID],
-) -> None:
-    """Put the rows of steps back, with new tasks where they have had theirs."""
-    ordered = sorted(again)
-    counts = [counted(definition, step, states, again) for step in ordered]
-    await SQL["reset_steps"].run(
-        connection,
-        **head.key,
-        steps=ordered,
-        task_ids=[tasks.get(step) for step in ordered],
-        needed=[len(definition.by_id[step].needs) for step in ordered],
-        finished=[count.finished for count in counts],
-        succeeded=[count.succeeded for count in counts],
-        failed=[count.failed for count in counts],
-    )
-
-
-async def _reopen(
-    connection: asyncpg.Connection,
-    head: RunHead,
-    definition: WorkflowDefinition,
-    kept: Collection[StepProgress],
-    again: int,
-    now: float,
-) -> RunHead:
-    """Let a run go on with so many steps `again`. If others remain that failed, it does not fail
-    fast once more: what is asked for is done."""
-    failed = sum(state.state in LOST for state in kept)
-    return await SQL["reopen_run"].one(
-        connection,
-        RunHead,
-        **head.key,
-        unfinished=again + sum(not state.over for state in kept),
-        failed=failed,
-        deadline=None if definition.deadline is None else now + definition.deadline,
-        stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
-    )
+        ]  # fmt: skip
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Runs that belong to a task: begun when it starts, found again when it is retried."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
@@ -21,14 +22,14 @@ _INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False)
 class TaskRuns:
-    """The store as the executor of such tasks uses it."""
+    """Runs of tasks that the node executes."""
 
-    def __init__(self, database: Database, steps: Steps, runs: WorkflowRunService) -> None:
-        self._database = database
-        self._steps = steps
-        self._runs = runs
-        self._workflows = WorkflowStore(database)
+    _database: Database
+    _steps: Steps
+    _runs: WorkflowRunService
+    _workflows: WorkflowStore
 
     async def begin(
         self,
@@ -44,28 +45,16 @@ class TaskRuns:
         found = await self._workflows.get(execution.tenant_id, workflow)
         if found is None:
             return None
-        row = await SQL["whose_task"].record(
-            self._database,
-            tenant_id=execution.tenant_id,
-            task_id=execution.id,
-            fence=execution.fence,
-        )
+        row = await SQL["whose_task"].record(self._database, **_task_key(execution))
         if row is None:
             return Moved()  # not ours any more
         merged = _encode({**_INPUT.decode(found.definition.input), **given})
         if text := unreadable(merged):
             raise ValueError(f"input: {text}")
         run = NewRun(
-            execution.tenant_id,
-            execution.id,
-            found.name,
-            found.version,
-            found.definition,
-            merged,
-            execution.picked,
-            row["schedule_id"],
-            row["nominal"],
-        )
+            execution.tenant_id, execution.id, found.name, found.version, found.definition, merged,
+            execution.picked, row["schedule_id"], row["nominal"],
+        )  # fmt: skip
         try:
             return await self._runs.create(ownership, run)
         except asyncpg.UniqueViolationError:
@@ -87,10 +76,13 @@ class TaskRuns:
         row = await SQL["lock_run"].record(
             connection, tenant_id=execution.tenant_id, run_id=execution.id
         )
-        task = await SQL["whose_task"].record(
-            connection, tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
-        )
+        task = await SQL["whose_task"].record(connection, **_task_key(execution))
         if row is None or task is None or not task["cancel_requested"]:
             return None
         tx = RunTransaction(connection, ownership, now)
         return await self._steps.stop_run(tx, read_row(RunHead, row), "cancel")
+
+
+def _task_key(execution: Execution) -> dict[str, object]:
+    tenant_id, task_id, fence = execution.tenant_id, execution.id, execution.fence
+    return {"tenant_id": tenant_id, "task_id": task_id, "fence": fence}

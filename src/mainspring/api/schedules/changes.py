@@ -28,7 +28,7 @@ from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.partitions import NO_OWNERSHIP
-from mainspring.domain.schedules.definition import Timetable
+from mainspring.domain.schedules.definition import Timetable, spread_of
 from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
@@ -74,15 +74,12 @@ class ScheduleChangeResource:
                 now, following, None, 0, list(wanted.checked.holidays), now,
             )  # fmt: skip
             return self._previewed(unsaved, None, table, now)
+        decided_to = now - spread_of(schedule_id, definition.spread)
+        new = ScheduleChange(
+            "active", wanted.name, definition, wanted.template, decided_to, following
+        )
         made = await self.schedules.create(
-            call.tenant_id,
-            schedule_id,
-            wanted.name,
-            definition,
-            wanted.template,
-            now=now,
-            next_at=following,
-            conclude=call.remember(self._created),
+            call.tenant_id, schedule_id, new, call.remember(self._created)
         )
         if made is None:
             raise _taken(wanted.name)

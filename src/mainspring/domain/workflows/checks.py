@@ -4,6 +4,7 @@ The steps are in the order in which they were written; problems point to them by
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -118,19 +119,15 @@ def _unreachable(
     steps: Sequence[Step], graph: Mapping[str, Collection[str]], in_cycle: Collection[str]
 ) -> Iterator[Problem]:
     """Steps behind a cycle: nothing that a run begins with leads to them alone."""
-    waiting = {name: len(needs) for name, needs in graph.items()}
-    children: dict[str, list[str]] = {name: [] for name in graph}
-    for name, needs in graph.items():
-        for need in needs:
-            children[need].append(name)
-    ready = [name for name, count in waiting.items() if count == 0]
-    while ready:
-        for child in children[ready.pop()]:
-            waiting[child] -= 1
-            if waiting[child] == 0:
-                ready.append(child)
+    order = TopologicalSorter(graph)
+    with suppress(CycleError):
+        order.prepare()
+    reached: set[str] = set()
+    while ready := order.get_ready():
+        reached.update(ready)
+        order.done(*ready)
     for index, step in enumerate(steps):
-        if waiting.get(step.id, 0) > 0 and step.id not in in_cycle:
+        if step.id not in reached and step.id not in in_cycle:
             yield Problem(
                 f"/steps/{index}", f"{step.id!r} is unreachable: what it needs can never end"
             )

@@ -198,19 +198,14 @@ def render_each(
 
 def look_up(reference: Reference, scope: Scope) -> object:
     """Return what a reference speaks of. What lies below a step that has no result is null."""
-    keys = list(reference.keys)
-    value: object
-    match reference.root:
-        case "input":
-            value = scope.input
-        case "item":
-            value = scope.item
-        case "index":
-            value = scope.index
-        case _:
-            value = _seen(scope.steps[str(keys.pop(0))])[str(keys.pop(0))]
-            if value is None:
-                return None
+    keys = reference.keys
+    if reference.root == "steps":
+        value = _seen(scope.steps[str(keys[0])])[str(keys[1])]
+        if value is None:
+            return None
+        keys = keys[2:]
+    else:
+        value = {"input": scope.input, "item": scope.item, "index": scope.index}[reference.root]
     for key in keys:
         value = _part(value, key, reference)
     return value

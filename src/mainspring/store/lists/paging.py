@@ -71,12 +71,8 @@ class _HasId(Protocol):
 Found = TypeVar("Found", bound=_HasId)
 
 
-class Read(Protocol[Found]):
-    """Return what a path finds among `scan` rows, and how far it got (None: to the end)."""
-
-    def __call__(
-        self, path: ListPath, scan: int, before: UUID | None, limit: int
-    ) -> Awaitable[RowPage[Found, UUID]]: ...
+Read = Callable[[ListPath, int, UUID | None, int], Awaitable[RowPage[Found, UUID]]]
+"""Returns what a path finds among so many rows, and how far it got (None: to the end)."""
 
 
 class ListSearch(Generic[Found]):

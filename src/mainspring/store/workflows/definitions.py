@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-import asyncpg
 import msgspec
 
 from mainspring.domain.workflows.definition import WorkflowDefinition
+from mainspring.postgres.named_sql import Queryable
 from mainspring.store.workflows.step_rows import RunHead
 from mainspring.store.workflows.steps import SQL
 
@@ -50,7 +50,7 @@ class Definitions:
         """Drop all, so that they are read anew."""
         self._known = RecentDefinitions[tuple[int, str, int]]()
 
-    async def get(self, connection: asyncpg.Connection, run: RunHead) -> WorkflowDefinition:
+    async def get(self, on: Queryable, run: RunHead) -> WorkflowDefinition:
         """Return the definition of a run."""
         key = (run.tenant_id, run.workflow, run.version)
         known = self._known.get(key)
@@ -58,6 +58,6 @@ class Definitions:
             return known
         # There always is one: versions are kept as long as their runs.
         encoded = await SQL["definition_of"].value(
-            connection, bytes, tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
+            on, bytes, tenant_id=run.tenant_id, workflow=run.workflow, version=run.version
         )
         return self._known.keep(key, decode_definition(encoded))

@@ -100,17 +100,9 @@ class StepTasks:
     ) -> list[TaskRow]:
         """Insert steps with their tasks, and a new run; return the tasks that are scheduled at
         once."""
-        added = await add_steps(tx.connection, tx.ownership, head, steps, run)
+        added = await add_steps(tx.connection, tx.ownership, head, steps, run=run)
         await _analyze_if_grown(tx.connection, len(steps))
         return added
-
-    async def add_tasks(
-        self, tx: RunTransaction, head: RunHead, steps: Sequence[NewStep]
-    ) -> list[TaskRow]:
-        """Insert the tasks of steps whose rows exist."""
-        return await SQL["add_steps"].rows(
-            tx.connection, TaskRow, **_tasks(tx.ownership, head, steps), **_rows([]), **_NO_RUN
-        )
 
 
 async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
@@ -121,12 +113,19 @@ async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
 
 
 async def add_steps(
-    on: Queryable, ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
+    on: Queryable,
+    ownership: Ownership,
+    head: RunHead,
+    steps: Sequence[NewStep],
+    *,
+    run: NewRun | None = None,
+    tasks_only: bool = False,
 ) -> list[TaskRow]:
-    """Insert rows and tasks in one statement; return the tasks that are scheduled at once."""
-    begun = _NO_RUN if run is None else _run(run)
+    """Insert steps with their tasks, and a new run; or only new tasks of steps that exist. Return
+    the tasks that are scheduled at once."""
+    rows = _rows([] if tasks_only else steps)
     return await SQL["add_steps"].rows(
-        on, TaskRow, **_tasks(ownership, head, steps), **_rows(steps), **begun
+        on, TaskRow, **_tasks(ownership, head, steps), **rows, **(_run(run) if run else _NO_RUN)
     )
 
 
