@@ -21,7 +21,7 @@ from mainspring.domain.schedules.definition import INSTANT, Span
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.schedules.template import Values, expand, has_placeholders
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import columns_of, sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.schedules.schedules import SQL, OccurrenceEntry, StoredSchedule
 from mainspring.store.tasks import SQL as TASKS
@@ -263,11 +263,8 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
         connection,
         schedule_ids=[entry.schedule.id for entry in entries],
         tenant_ids=[entry.schedule.tenant_id for entry in entries],
-        first=[ruling.span.first for ruling in rulings],
-        last=[ruling.span.last for ruling in rulings],
-        counts=[ruling.span.size for ruling in rulings],
-        decisions=[ruling.decision.value for ruling in rulings],
-        reasons=[ruling.reason for ruling in rulings],
+        **columns_of(Span._fields, [ruling.span for ruling in rulings]),
+        **columns_of(("decision", "reason"), rulings),
         task_ids=sparse([entry.task_id for entry in entries]),
     )
 
@@ -279,11 +276,8 @@ async def advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecisi
     fired = [step.verdict.fired for step in steps]
     moved = await SQL["advance"].fetch(
         connection,
-        tenant_ids=[step.schedule.tenant_id for step in steps],
-        ids=[step.schedule.id for step in steps],
-        revs=[step.schedule.rev for step in steps],
-        decided_to=[step.decided_to for step in steps],
-        next=[step.next for step in steps],
+        **columns_of(("tenant_id", "id", "rev"), [step.schedule for step in steps]),
+        **columns_of(("decided_to", "next"), steps),
         wake=[None if s.next is None else s.next + s.schedule.offset for s in steps],
         fired=[len(times) for times in fired],
         last=[times[-1] if times else None for times in fired],

@@ -15,7 +15,7 @@ from mainspring.domain.partitions import Ownership
 from mainspring.domain.schedules.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, columns_of, transaction
 from mainspring.schedules.occurrences import (
     DecidedSchedules,
     OccurrenceWriter,
@@ -280,8 +280,7 @@ class ScheduleService:
             connection,
             StoredSchedule,
             **owner_of(ownership),
-            tenant_ids=[schedule.tenant_id for schedule in due],
-            ids=[schedule.id for schedule in due],
+            **columns_of(("tenant_id", "id"), due),
         )
         return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
@@ -308,9 +307,7 @@ class ScheduleService:
         await SQL["retime"].run(
             connection,
             tzdata=version,
-            tenant_ids=[s.tenant_id for s in locked],
-            ids=[s.id for s in locked],
-            revs=[s.rev for s in locked],
+            **columns_of(("tenant_id", "id", "rev"), locked),
             next=times,
             wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
         )

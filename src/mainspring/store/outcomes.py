@@ -74,12 +74,8 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
     return {
         **owner_of(ownership),
         **_report_columns(reports),
-        "states": [f.state for f in ordered],
-        "results": sparse([r.result for r in reports]),
-        "dead_because": sparse([f.dead_because for f in ordered]),
-        "sla_met": [f.sla_met for f in ordered],
-        "blamed": sparse([f.blame for f in ordered]),
-        "lateness": sparse([f.lateness for f in ordered]),
+        **columns_of(("result",), reports),
+        **columns_of(("state", "dead_because", "sla_met", "blame", "lateness"), ordered),
         # Of the execution, where that of its task is another one.
         "own_lateness": sparse(
             [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
@@ -88,17 +84,12 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
 
 
 def _report_columns(reports: Sequence[Report]) -> dict[str, object]:
-    """Reports, turned on their side."""
+    """Return one array per field of these reports."""
+    fields = ("outcome", "started", "finished", "error", "status_code", "response")
+    executions = [r.execution for r in reports]
     return {
-        "tenant_ids": [r.execution.tenant_id for r in reports],
-        "ids": [r.execution.id for r in reports],
-        "fences": [r.execution.fence for r in reports],
-        "outcomes": [r.outcome for r in reports],
-        "started": [r.started for r in reports],
-        "finished": [r.finished for r in reports],
-        "errors": sparse([r.error for r in reports]),
-        "status_codes": sparse([r.status_code for r in reports]),
-        "responses": sparse([r.response for r in reports]),
+        **columns_of(("tenant_id", "id", "fence"), executions),
+        **columns_of(fields, reports),
     }
 
 

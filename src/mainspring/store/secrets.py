@@ -1,6 +1,7 @@
 """Webhook secrets and settings, sealed when they are written and opened for the sender only."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -77,9 +78,7 @@ class SecretStore:
             if row["sealed"] is not None:
                 secret = self._vault.open(SIGNING_SECRET, row["sealed"])
                 key = SigningKey(row["kind"], secret)
-                profile = WebhookProfile(
-                    (*profile.keys, key), profile.allow, profile.deny, profile.tls
-                )
+                profile = replace(profile, keys=(*profile.keys, key))
             found[row["tenant_id"]] = profile
         return found
 

@@ -24,6 +24,7 @@ from mainspring.domain.workflows.retry import FAIL_FAST
 from mainspring.domain.workflows.rules import (
     MOST_BYTES,
     RenderFailed,
+    RunEnd,
     Scope,
     StepDecision,
     decide,
@@ -57,6 +58,8 @@ MOST_JOINED = 2**22
 LARGE = 100
 """Of more rows than these a statement is planned anew."""
 _HUGE = 2000
+_ENDED_BY: dict[str | None, RunEnd] = {"cancel": "cancelled", "deadline": "deadline"}
+"""By what a run was ended before its time, as it is stored."""
 
 
 @dataclass(slots=True)
@@ -259,8 +262,7 @@ class Steps:
         states = [await self._final_state(runs.tx.connection, head) for head in over]
         await SQL["end_runs"].run(
             runs.tx.connection,
-            tenant_ids=[h.tenant_id for h in over],
-            ids=[h.id for h in over],
+            **columns_of(("tenant_id", "id"), over),
             states=[state.value for state in states],
         )
         for state in states:
@@ -271,12 +273,7 @@ class Steps:
             return RunState.COMPLETED
         rows = await SQL["count_states"].fetch(connection, **head.key)
         counts = {TaskState(row["state"]): row["steps"] for row in rows}
-        match head.stopping:
-            case "cancel":
-                return run_state(counts, ended="cancelled")
-            case "deadline":
-                return run_state(counts, ended="deadline")
-        return run_state(counts)
+        return run_state(counts, ended=_ENDED_BY.get(head.stopping))
 
     # Deciding ---------------------------------------------------------------------------------
 

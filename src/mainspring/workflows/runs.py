@@ -5,7 +5,7 @@ Every change locks the run's row first, then what it touches of its steps and th
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
 
@@ -172,22 +172,17 @@ class WorkflowRunService:
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
     ) -> RowPage[StoredRun, UUID]:
         """A page of runs older than `before`; it may be short and still have a next one."""
-        return await fill(partial(self._look, tenant_id, where), before, limit)
 
-    async def _look(
-        self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
-    ) -> RowPage[StoredRun, UUID]:
-        scan = limit if where == RunFilter() else self._scan
-        rows = await SQL["list_runs"].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            **asdict(where),
-            limit=limit,
-            scan=scan,
-        )
-        runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        return RowPage(runs, next_mark(UUID, rows, limit, scan))
+        async def look(before: UUID | None, limit: int) -> RowPage[StoredRun, UUID]:
+            scan = limit if where == RunFilter() else self._scan
+            marks = {"before": before or LAST_ID, "limit": limit, "scan": scan}
+            rows = await SQL["list_runs"].fetch(
+                self._database, tenant_id=tenant_id, **asdict(where), **marks
+            )
+            runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
+            return RowPage(runs, next_mark(UUID, rows, limit, scan))
+
+        return await fill(look, before, limit)
 
     # Changing ---------------------------------------------------------------------------------
 

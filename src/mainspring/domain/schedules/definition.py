@@ -105,6 +105,7 @@ class Timetable:
         self._series = series
         self._zone = where
         self._excluded = excluded
+        self._excluded_days = frozenset(excluded)
         self._first = definition.start_at if definition.start_at is not None else float("-inf")
         self._last = definition.end_at if definition.end_at is not None else float("inf")
 
@@ -132,7 +133,7 @@ class Timetable:
         return times
 
     def excludes(self, nominal: float) -> bool:
-        return bool(self._excluded) and self._has(self._zone.day(nominal))
+        return bool(self._excluded) and self._zone.day(nominal) in self._excluded_days
 
     def backlog(self, after: float, until: float, *, most: int, cut: float) -> Backlog:
         """Return what is due in (after, until]: the last ones one by one, those before in spans,
@@ -177,10 +178,6 @@ class Timetable:
         edges = {edge for border in borders if after < (edge := border - INSTANT) < until}
         for start, end in pairwise(sorted({after, until} | edges)):
             yield start, end, self.excludes(end)
-
-    def _has(self, day: date) -> bool:
-        index = bisect_left(self._excluded, day)
-        return index < len(self._excluded) and self._excluded[index] == day
 
 
 def spread_of(schedule_id: UUID, spread: float) -> float:

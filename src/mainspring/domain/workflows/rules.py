@@ -44,7 +44,7 @@ class RenderFailed(ValueError):
     """A template cannot be filled, for example because what it speaks of is not there."""
 
 
-Ended = Literal["cancelled", "deadline"]
+RunEnd = Literal["cancelled", "deadline"]
 """By what a run was ended before its time: a person, or its deadline."""
 
 _NOTHING = object()
@@ -97,7 +97,7 @@ def fanned(instances: Mapping[TaskState, int]) -> TaskState:
     return lost[0] if lost else TaskState.COMPLETED
 
 
-def run_state(steps: Mapping[TaskState, int], *, ended: Ended | None = None) -> RunState:
+def run_state(steps: Mapping[TaskState, int], *, ended: RunEnd | None = None) -> RunState:
     """The state of a run, of whose steps so many are in each state."""
     if any(steps.get(state) for state in UNFINISHED):
         return RunState.RUNNING

@@ -32,7 +32,7 @@ WITH node AS MATERIALIZED (
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
-    FROM unnest(:key_tenant_ids::integer[], :keys::text[], :body_hashes::bytea[], :answers::bytea[], :ttls::float8[])
+    FROM unnest(:key_tenant_ids::integer[], :key::text[], :body_hash::bytea[], :answer::bytea[], :ttl::float8[])
         AS k (tenant_id, key, body_hash, answer, ttl)
     JOIN tenant t ON t.id = k.tenant_id
     ON CONFLICT (tenant_id, key) DO UPDATE

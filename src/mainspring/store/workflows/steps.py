@@ -130,16 +130,11 @@ async def add_steps(
 
 
 def _rows(steps: Sequence[NewStep]) -> dict[str, object]:
+    fields = ("step", "item", "state", "needed", "task_id", "plain", "inside")
     return {
-        "steps": [s.step for s in steps],
-        "items": [s.item for s in steps],
-        "states": [s.state for s in steps],
-        "needed": [s.needed for s in steps],
+        **columns_of(fields, steps),
         "children": [",".join(s.children) for s in steps],
-        "task_ids": [s.task_id for s in steps],
         "released": [s.due if s.state == "released" else None for s in steps],
-        "plain": [s.plain for s in steps],
-        "inside": [s.inside for s in steps],
     }
 
 
@@ -184,8 +179,6 @@ def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dic
         "task_states": ["scheduled" if s.state == "released" else "blocked" for s in steps],
         "due": [s.due for s in steps],
         **_templates(made),
-        "queues": [t.queue for t in made],
-        "priorities": [t.priority for t in made],
-        "concurrency_limits": sparse([t.concurrency_limit for t in made]),
+        **columns_of(("queue", "priority", "concurrency_limit"), made),
         "wide": sum(s.state == "released" for s in steps) > FEW,
     }
