@@ -27,11 +27,11 @@ from mainspring.store.schedules.schedules import SQL, OccurrenceEntry, StoredSch
 from mainspring.store.tasks import SQL as TASKS
 
 MOST_TASKS = 5000
-"""Maximum tasks of one transaction; further schedules wait for the next one."""
+"""Maximum number of tasks of one transaction; further schedules wait for the next one."""
 
 
 class Placed(NamedTuple):
-    """A task that was made, and where it lives."""
+    """A new task and its partition."""
 
     task: NewTask
     partition: int
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class DecidedSchedules:
-    """What a transaction did, for announcing it."""
+    """What a transaction did, to be announced after the commit."""
 
     made: list[Placed] = field(default_factory=list)
     cancelled_in: set[int] = field(default_factory=set)
@@ -48,7 +48,7 @@ class DecidedSchedules:
 
 
 class ScheduleDecision(NamedTuple):
-    """How a schedule moves on."""
+    """The decision about what is due of a schedule, and how it goes on."""
 
     schedule: StoredSchedule
     verdict: BacklogDecision
@@ -57,7 +57,7 @@ class ScheduleDecision(NamedTuple):
 
 
 class OccurrenceWriter:
-    """Makes tasks of occurrences."""
+    """The writer of occurrences and their tasks."""
 
     def __init__(self, ids: TaskIds, rng: Random, *, near: float) -> None:
         self._ids = ids
@@ -67,7 +67,7 @@ class OccurrenceWriter:
     async def decide_due(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
     ) -> DecidedSchedules:
-        """Decide on everything that is due of these schedules, whose rows the caller holds."""
+        """Decide on everything that is due of these schedules, whose rows the caller has locked."""
         decisions = DecidedSchedules()
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
@@ -121,7 +121,7 @@ class OccurrenceWriter:
         number: int,
         concurrency: tuple[str, int] | None = None,
     ) -> NewTask:
-        """The task of one occurrence, which is the schedule's nth run."""
+        """Return the task of one occurrence: run number `number` of the schedule."""
         template, definition = schedule.template, schedule.definition
         run = round(nominal + schedule.offset, 6)
         due = run
@@ -151,7 +151,7 @@ class OccurrenceWriter:
         )
 
     def manual_task(self, schedule: StoredSchedule) -> NewTask:
-        """A task beside the timetable: due now, without a line in the ledger."""
+        """Return a task that is due now, beside the timetable, without a line in the ledger."""
         now = round(schedule.now, 6)
         task = self.task(schedule, now, number=schedule.runs + 1, concurrency=_turn(schedule))
         return task._replace(run=now, due=now)
@@ -159,9 +159,8 @@ class OccurrenceWriter:
     def backfill_tasks(
         self, schedule: StoredSchedule, times: Sequence[float], max_running: int | None
     ) -> tuple[list[NewTask], list[OccurrenceEntry]]:
-        """Tasks for nominal times of the past, so many of them at once, and their lines. They are
-        due now, one after the other: counted from its nominal time each would be years late, and
-        for that go before all that is urgent today."""
+        """Return tasks for past nominal times, with their lines. They are due now, one after the
+        other: due at their nominal times, they would go before all that is urgent today."""
         template = schedule.template
         limit = max_running or schedule.definition.max_running
         turn = (f"backfill:{schedule.id}", limit)
@@ -182,7 +181,7 @@ class OccurrenceWriter:
         return tasks, entries
 
     def lines(self, step: ScheduleDecision) -> list[tuple[NewTask | None, OccurrenceEntry]]:
-        """Each ruling with its task, if it has one."""
+        """Return each ruling with its task, if it has one."""
         schedule, number = step.schedule, step.schedule.runs
         turn = _turn(schedule)
         lines: list[tuple[NewTask | None, OccurrenceEntry]] = []
@@ -238,7 +237,7 @@ def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> 
 
 
 def _turn(schedule: StoredSchedule) -> tuple[str, int] | None:
-    """Tasks that may not run beside each other wait for their turn under the schedule's key."""
+    """Return the concurrency key and limit of tasks that may not overlap: the schedule's own."""
     definition = schedule.definition
     if definition.overlap in ("queue", "cancel_running"):
         return f"schedule:{schedule.id}", definition.max_running
@@ -270,7 +269,7 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
 
 
 async def advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
-    """Move schedules on to their next times."""
+    """Write the next times of schedules."""
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]

@@ -1,4 +1,4 @@
-"""Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
+"""Schedules: created, listed and changed by the API; decided on by the owner of their partition."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -82,7 +82,7 @@ class Changed(NamedTuple):
 
 
 class OverdueSchedules(NamedTuple):
-    """How many schedules are undecided for too long, and since when the first of them is."""
+    """How many schedules are overdue, and since when the first of them is."""
 
     schedules: int
     since: datetime | None
@@ -134,7 +134,8 @@ class ScheduleService:
         name: str | None = None,
         overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
-        """Newest first; `overdue`: only those undecided for longer than that."""
+        """Return schedules, newest first; with `overdue` only those that are late by more
+        seconds."""
         return await SQL["list_schedules"].rows(
             self._database,
             StoredSchedule,
@@ -177,11 +178,9 @@ class ScheduleService:
         ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
-        """Lock a schedule, decide what is due of it, let `decide` choose, and write its choice.
-
-        What came due before the change is thus decided by the old definition, all else by the new
-        one. None: there is no such schedule. What `decide` raises undoes everything.
-        """
+        """Lock a schedule, decide what is due of it by its old definition, and write what `decide`
+        returns, if anything. None: there is no such schedule. What `decide` raises undoes
+        everything."""
         locked, decisions = await self._lock(connection, tenant_id, schedule_id, ownership)
         if locked is None:
             return None
@@ -220,7 +219,7 @@ class ScheduleService:
         ownership: Ownership,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
-        """Make a task at once, beside the timetable. None: there is no such schedule."""
+        """Create a task that is due now, beside the timetable. None: there is no such schedule."""
         locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
@@ -241,7 +240,7 @@ class ScheduleService:
         max_running: int | None,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
-        """Make tasks for those of the chosen nominal times that never had one."""
+        """Create tasks for those of the chosen nominal times that never had one."""
         locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
@@ -266,7 +265,7 @@ class ScheduleService:
     async def due(
         self, partitions: Collection[int], *, until: float, limit: int
     ) -> list[DueSchedule]:
-        """Schedules to decide on until then, earliest first."""
+        """Return schedules to decide on until then, earliest first."""
         return await SQL["due_schedules"].rows(
             self._database, DueSchedule, partitions=list(partitions), until=until, limit=limit
         )
@@ -275,7 +274,7 @@ class ScheduleService:
     async def fire(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[DueSchedule]
     ) -> DecidedSchedules:
-        """Decide on those that are due by the database's clock and still ours."""
+        """Decide on those schedules that are due by the database's clock and still ours."""
         locked = await SQL["lock_due"].rows(
             connection,
             StoredSchedule,
@@ -285,12 +284,11 @@ class ScheduleService:
         return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
     async def overdue(self, seconds: float) -> OverdueSchedules:
-        """Count the schedules that are undecided for longer than that."""
+        """Count the schedules that are overdue by more than these seconds."""
         return await SQL["overdue"].one(self._database, OverdueSchedules, seconds=seconds)
 
     async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
-        """Write an event for each that is undecided for longer than that and was not told of yet;
-        return which."""
+        """Write an event for each schedule that is newly overdue by that long; return which."""
         rows = await SQL["tell_overdue"].fetch(self._database, seconds=seconds, limit=limit)
         return [row["schedule"] for row in rows]
 
@@ -322,7 +320,7 @@ class ScheduleService:
         schedule_id: UUID,
         ownership: Ownership,
     ) -> tuple[StoredSchedule | None, DecidedSchedules]:
-        """The locked schedule, with everything up to now decided."""
+        """Lock a schedule, and decide everything of it up to now."""
         locked = await _locked(connection, tenant_id, schedule_id)
         decisions = DecidedSchedules()
         while locked is not None and locked.overdue > 0:
@@ -366,7 +364,7 @@ async def _write(
 
 
 async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
-    """What passed by while a schedule was paused gets its line before anything else happens."""
+    """Record what was due while a schedule was paused as skipped."""
     until = paused.now - paused.offset
     table = paused.timetable
     backlog = table.backlog(paused.decided_to, until, most=0, cut=until)

@@ -56,7 +56,7 @@ from mainspring.workflows.results import TOO_LARGE, check_readable, read_input, 
 MOST_JOINED = 2**22
 """Maximum bytes of the results of a step's items together."""
 LARGE = 100
-"""Of more rows than these a statement is planned anew."""
+"""Number of rows above which a statement is planned anew."""
 _HUGE = 2000
 _ENDED_BY: dict[str | None, RunEnd] = {"cancel": "cancelled", "deadline": "deadline"}
 """By what a run was ended before its time, as it is stored."""
@@ -64,7 +64,7 @@ _ENDED_BY: dict[str | None, RunEnd] = {"cancel": "cancelled", "deadline": "deadl
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to be written for some runs."""
+    """What has been decided about some runs, to be written."""
 
     starts: list[StartingStep] = field(default_factory=list)
     ends: list[Ended] = field(default_factory=list)
@@ -72,7 +72,7 @@ class _Plan:
 
 
 _Touched = dict[UUID, list[WaitingStep]]
-"""By run, the steps whose counters changed."""
+"""The steps whose counters changed, by run."""
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class Steps:
         return ended
 
     async def _advance(self, runs: _Advance, touched: _Touched) -> Moved:
-        """Decide on steps whose counters changed; what ends by that changes others."""
+        """Decide on steps whose counters changed; their ends change other counters."""
         while touched:
             await self._join_lists(runs, touched)
             touched = await self._count_ends(runs, await self._follow(runs, touched))
@@ -239,8 +239,8 @@ class Steps:
         return touched
 
     async def _join_lists(self, runs: _Advance, touched: _Touched) -> None:
-        """End lists whose items have all ended first: by that the run may fail, and then what
-        waits is left out and not started."""
+        """End the steps whose items have all ended first: that may fail the run, and then what
+        waits is not started."""
         whole = [
             (runs.heads[run_id], wait.step)
             for run_id, waiting in touched.items()
@@ -338,7 +338,7 @@ class Steps:
         since: float,
         plan: _Plan,
     ) -> None:
-        """A step whose turn has come: ask its condition, fill in its templates."""
+        """Plan the start of a step, by its condition and with its templates filled in."""
         due = round(since + step.delay, 6)
         if step.template.jitter:
             due = round(due + self._rng.uniform(0, step.template.jitter), 6)
@@ -370,7 +370,8 @@ class Steps:
     async def _scope(
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
-        """What the templates and conditions of some steps speak of; None when they have none."""
+        """Return the scope of the templates and conditions of some steps; None when they have
+        none."""
         if not any(step.has_templates for step in ready):
             return None
         given = await SQL["run_input"].value(connection, bytes, **head.key)
@@ -379,7 +380,7 @@ class Steps:
         return Scope(read_input(given), {row["step"]: step_result(row) for row in rows})
 
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
-        """The end of a step whose items have all ended: its result is the list of theirs."""
+        """Return the end of a step whose items have all ended: its result is the list of theirs."""
         rows = await SQL["item_results"].fetch(connection, **head.key, step=step)
         state = fanned(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
@@ -395,13 +396,13 @@ class Steps:
 def new_steps(
     rng: Random, most_bytes: int = MOST_BYTES, definitions: Definitions | None = None
 ) -> Steps:
-    """One that shares nothing with others, but for the definitions it is given."""
+    """Return a service that shares nothing with others, except for definitions."""
     ids = new_ids(Random(rng.getrandbits(64)))
     return Steps(definitions or Definitions(), ids, rng, most_bytes)
 
 
 def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
-    """The end of a step that does not run because its run is stopped."""
+    """Return the end of a step that does not run because its run is stopped."""
     state, error = TaskState.CANCELLED, None
     if why == "failure" and row["state"] == "blocked":
         state, error = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
@@ -409,8 +410,8 @@ def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
 
 
 def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:
-    """A step that is not taken, and those for which that alone decides that they are not, either:
-    a chain of a thousand steps is left out at once."""
+    """Return the ends of a skipped step and of those that are skipped for that reason alone: a
+    chain of a thousand steps at once."""
     out, queue = [step.id], [step.id]
     while queue:
         for name in definition.children[queue.pop()]:

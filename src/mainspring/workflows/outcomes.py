@@ -1,6 +1,6 @@
 """Outcomes of steps: what the recorder writes when a task is part of a run.
 
-The outcome, the counters of the steps that wait for it, and what they become are one transaction.
+The outcome, the counters of the steps that wait for it, and their releases are one transaction.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,20 +39,20 @@ _MOST_INTRICATE = 10_000
 
 
 class StepsFinished(NamedTuple):
-    """Which outcomes were accepted, and what followed from them."""
+    """The outcomes that were accepted, and what followed from them."""
 
     accepted: set[UUID]
     moved: Moved
 
 
 class StepOutcomes:
-    """The store as the recorder uses it for steps."""
+    """Outcomes of steps of every tenant."""
 
     def __init__(self, database: Database, steps: Steps) -> None:
         self._database = database
         self._steps = steps
         self._intricate: dict[tuple[int, UUID], None] = {}
-        """Runs of which some steps leave something to decide: the fast path is not tried again."""
+        """Runs for which the fast path is not tried again: ends of their steps need decisions."""
 
     async def finish_fast(
         self,
@@ -60,8 +60,7 @@ class StepOutcomes:
         finished: Sequence[Finish],
         offer: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
-        """The fast path, for ends that leave nothing to decide. What it does not accept is for
-        `finish`."""
+        """Record ends that need no decisions, in one statement; the rest is for `finish`."""
         plain = sorted(self._plain(finished), key=by_task)
         if not plain:
             return StepsFinished(set(), Moved())
@@ -90,8 +89,8 @@ class StepOutcomes:
         return done
 
     def _plain(self, finished: Sequence[Finish]) -> list[Finish]:
-        """Ends that may leave nothing to decide: of runs of which nothing else ended here, and
-        which are not known to be intricate."""
+        """Return the ends that may need no decisions: the only ends of their runs here, of runs
+        that are not known to be intricate."""
         if len(finished) > LARGE:
             return []
         others = {_run_of(finish) for finish in finished if not _is_plain(finish)}
@@ -109,7 +108,7 @@ class StepOutcomes:
         finished: Sequence[Finish],
         now: float,
     ) -> StepsFinished:
-        """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
+        """Record ends of steps, guarded by fence, and advance their runs."""
         huge = await self._steps.lock_runs(connection, [_run_of(finish) for finish in finished])
         rows = await OUTCOMES["finish"].fetch(connection, **finish_arguments(ownership, finished))
         accepted = {row["id"] for row in rows}
@@ -126,8 +125,8 @@ class StepOutcomes:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> StepsFinished:
-        """End executions of steps whose lease ended, and that were asked to cancel, or, of those in
-        `count_crash`, started alone and were lost with their worker; those in `presumed` count as
+        """End executions whose lease ended if they were asked to cancel, or if, of those in
+        `count_crash`, they started alone and were lost with their worker; `presumed` ones count as
         started."""
         rows = await SQL["lost_steps"].fetch(
             self._database,
@@ -210,7 +209,7 @@ def _note_released(row: asyncpg.Record, moved: Moved) -> None:
 
 
 def _is_plain(finish: Finish) -> bool:
-    """Whether a success of a step as a whole, whose result can be kept as it is."""
+    """Whether it is a success of a whole step, with a result that can be kept as it is."""
     result, step = finish.report.result, finish.report.execution.step
     assert step is not None
     kept = result is None or len(result) <= MOST_RESULT

@@ -1,6 +1,6 @@
 """Runs of workflows: begun, read, listed; cancelled, paused, resumed, retried; a step skipped.
 
-Every change locks the run's row first, then what it touches of its steps and their tasks.
+Every change locks the run's row first, then its steps and their tasks.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
@@ -104,7 +104,7 @@ class RunChange(RunTransaction):
         )
 
     async def given_up(self, steps: Sequence[str]) -> list[tuple[str, UUID]]:
-        """Return, of these steps and their items, the tasks that may have left dead letters."""
+        """Return the tasks of these steps and their items that may have left dead letters."""
         rows = await SQL["given_up"].fetch(self.connection, **self.head.key, steps=steps)
         return [(row["step"], row["task_id"]) for row in rows]
 
@@ -158,20 +158,20 @@ class WorkflowRunService:
         )
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
-        """The steps of a run; with `items` those of its lists, too."""
+        """Return the steps of a run, with `items` also the items of its lists."""
         return await SQL["get_steps"].rows(
             self._database, StoredStep, tenant_id=tenant_id, run_id=run_id, items=items
         )
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
-        """The definition that a run was made by."""
+        """Return the definition of a run."""
         head = RunHead(tenant_id, run.id, run.workflow, run.version, run.state, None, 0, 0)
         return await self._definitions.get(self._database, head)
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
     ) -> RowPage[StoredRun, UUID]:
-        """A page of runs older than `before`; it may be short and still have a next one."""
+        """Return runs older than `before`; a page may be short and still have a next one."""
 
         async def look(before: UUID | None, limit: int) -> RowPage[StoredRun, UUID]:
             scan = limit if where == RunFilter() else self._scan
@@ -230,7 +230,7 @@ class WorkflowRunService:
 
     @changes_run
     async def pause(self, change: RunChange) -> Moved:
-        """Hold a run back: nothing more of it starts; what runs goes on."""
+        """Pause a run: nothing more of it starts; what runs goes on."""
         head = change.head
         if head.state == "paused":
             return Moved()
@@ -241,7 +241,7 @@ class WorkflowRunService:
 
     @changes_run
     async def resume(self, change: RunChange) -> Moved:
-        """Let a run go on: what became ready meanwhile starts now."""
+        """Resume a run: what became ready meanwhile starts now."""
         head = change.head
         if head.state == "running":
             return Moved()
@@ -253,7 +253,7 @@ class WorkflowRunService:
 
     @changes_run
     async def retry(self, change: RunChange, step: str | None = None) -> Moved:
-        """Do the steps that failed once more, or the named one, and all that comes after them."""
+        """Repeat the failed steps, or the named one, and all that come after them."""
         definition = await self._definitions.get(change.connection, change.head)
         states = await change.states()
         if step is None:
@@ -267,7 +267,7 @@ class WorkflowRunService:
 
     @changes_run
     async def skip(self, change: RunChange, step: str) -> Moved:
-        """Leave a step out: those after it go on as if it had succeeded."""
+        """Skip a step: those after it go on as if it had succeeded."""
         connection, head = change.connection, change.head
         definition = await self._definitions.get(connection, head)
         states = await change.states()
@@ -302,8 +302,8 @@ class WorkflowRunService:
         failed: Set[str],
         changed: Collection[str] = (),
     ) -> Moved:
-        """Put steps back to where they wait for those before them, and let the run go on. Their
-        dead letters, and those of their items, are resolved: a replay would do the work twice."""
+        """Put steps back to waiting, and let the run go on. Their dead letters, and those of their
+        items, are resolved: a replay would do the work twice."""
         connection, head, now = change.connection, change.head, change.now
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
@@ -330,7 +330,7 @@ class WorkflowRunService:
         now: float,
         plain: Collection[str],
     ) -> list[NewStep]:
-        """Rows of steps: blocked, but for those that can start at once."""
+        """Return new steps: blocked, except those that can start at once."""
         return [
             NewStep(
                 step.id, ITSELF, "released" if step.id in plain else "blocked", len(step.needs),
@@ -343,7 +343,7 @@ class WorkflowRunService:
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:
-    """Steps that begin with the run, whatever its input says."""
+    """Return the steps that start with the run, whatever its input."""
     return frozenset(
         name
         for name in definition.roots

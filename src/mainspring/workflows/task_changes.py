@@ -27,7 +27,7 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class CancelCounts:
-    """How many tasks ended, how many were asked to stop, and whose owners must know."""
+    """How many tasks ended, how many were asked to cancel, and the partitions of both."""
 
     ended: int = 0
     asked: int = 0
@@ -57,11 +57,8 @@ class TaskChangeService:
         task_id: UUID,
         decide: Callable[[LockedTask], TaskChange | T],
     ) -> T | bool | None:
-        """Lock a task, let `decide` choose, and write what it chose.
-
-        None: no such unfinished task. True: the change was written. Anything else `decide` returns
-        is handed back without a write; what it raises undoes everything.
-        """
+        """Lock a task, and write the change that `decide` returns: then True. Anything else that it
+        returns is handed back; what it raises undoes everything. None: no such unfinished task."""
         await self._steps.lock_runs_of(connection, tenant_id, [task_id])
         key = {"tenant_id": tenant_id, "task_id": task_id}
         locked = await SQL["lock_task"].row(connection, LockedTask, **key)
@@ -82,8 +79,8 @@ class TaskChangeService:
         actor: str,
         check: Callable[[int], None],
     ) -> bool:
-        """Remove a task and its traces but for the audit entry. False: there is no such task. What
-        `check` raises, which is told its rev, undoes everything."""
+        """Remove a task and its traces except the audit entry; False: there is none. What `check`
+        raises, which gets the task's rev, undoes everything."""
         await self._steps.lock_runs_of(connection, tenant_id, [task_id])
         await TABLES["allow_purge"].run(connection)
         key = {"tenant_id": tenant_id, "task_id": task_id}
@@ -102,7 +99,7 @@ class TaskChangeService:
         return True
 
     async def count_cancellable(self, tenant_id: int, where: TaskFilter) -> CancelCounts:
-        """What `cancel` would do now."""
+        """Return what `cancel_matching` would do now."""
         total = CancelCounts()
         async for page in self._pages(tenant_id, where):
             asked = sum(state == TaskState.RUNNING for state in page.values())
@@ -112,7 +109,7 @@ class TaskChangeService:
     async def cancel_matching(
         self, tenant_id: int, where: TaskFilter, actor: str
     ) -> AsyncIterator[CancelCounts]:
-        """Cancel all that match and exist now; yields what each transaction did."""
+        """Cancel all that match and exist now; yield what each transaction did."""
         async for page in self._pages(tenant_id, where):
             if page:
                 yield await self._cancel(tenant_id, list(page), where, actor)
@@ -139,7 +136,7 @@ class TaskChangeService:
         await SQL["wake"].run(connection, partition=locked.partition, **key)
 
     async def _pages(self, tenant_id: int, where: TaskFilter) -> AsyncIterator[dict[UUID, str]]:
-        """All that match, oldest first, each with its state."""
+        """Yield all that match, oldest first, each with its state."""
         newest = await SQL["newest_task"].record(self._database, tenant_id=tenant_id)
         after: UUID | None = UUID(int=0) if newest else None
         while after is not None and newest is not None:

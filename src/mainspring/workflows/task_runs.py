@@ -38,8 +38,8 @@ class TaskRuns:
         workflow: str,
         given: Mapping[str, msgspec.Raw],
     ) -> Moved | None:
-        """Begin the run of a task, unless it was begun before; None: there is no such workflow.
-        ValueError: templates could not look into such an input."""
+        """Begin the run of a task, unless it was begun before. None: there is no such workflow;
+        ValueError: its templates could not read the input."""
         if await self._runs.get(execution.tenant_id, execution.id) is not None:
             return Moved()
         found = await self._workflows.get(execution.tenant_id, workflow)
@@ -71,8 +71,7 @@ class TaskRuns:
     async def cancel(
         self, connection: asyncpg.Connection, ownership: Ownership, execution: Execution, now: float
     ) -> Moved | None:
-        """Cancel the run of a task that was asked to cancel. None: the execution is not current,
-        and the run is another's."""
+        """Cancel the run of a task that was asked to cancel. None: the execution is not current."""
         row = await SQL["lock_run"].record(
             connection, tenant_id=execution.tenant_id, run_id=execution.id
         )

@@ -25,9 +25,10 @@ from mainspring.domain.schedules.recurrence import (
 from mainspring.domain.schedules.zones import DstPolicy, Zone, zone
 
 INSTANT = 1e-6
-"""The smallest difference between two times that we keep."""
+"""The smallest difference between two stored times."""
 EXCLUDED_AHEAD = 3600.0
-"""So much of an excluded day is decided at once: few rows, and an edit counts within the hour."""
+"""Seconds of an excluded day that are decided at once: few rows, and an edit counts within the
+hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Backlog(NamedTuple):
 
 @lru_cache(8192)
 def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
-    """The series of instants that a definition means, without its bounds."""
+    """Return the recurrence of a definition, without its bounds."""
     if definition.interval is not None:
         return Interval(round(definition.anchor * 1e6), round(definition.interval * 1e6))
     where = zone(definition.timezone)
@@ -87,7 +88,7 @@ def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
 
 @lru_cache(8192)
 def timetable(definition: ScheduleDefinition, holidays: tuple[str, ...] = ()) -> "Timetable":
-    """The timetable of a definition; `holidays` are the dates of its calendars."""
+    """Return the timetable of a definition; `holidays` are the dates of its calendars."""
     days = sorted({date.fromisoformat(day) for day in (*definition.exclude, *holidays)})
     return Timetable(definition, recurrence_of(definition), zone(definition.timezone), days)
 
@@ -137,8 +138,8 @@ class Timetable:
 
     def backlog(self, after: float, until: float, *, most: int, cut: float) -> Backlog:
         """Return what is due in (after, until]: the last ones one by one, those before in spans,
-        none of which lies on both sides of `cut`. An excluded day is looked at a little ahead; and
-        what has to be walked through is looked at in stretches, `until` says how far."""
+        none of which lies on both sides of `cut`. An excluded day is looked at a little ahead; what
+        is slow to count is counted in stretches, `until` says how far."""
         until = min(until, self._series.reach(max(after, self._first - INSTANT)))
         if self.excludes(until):
             end = self._zone.start_of(self._zone.day(until) + timedelta(1)) - INSTANT
@@ -181,7 +182,7 @@ class Timetable:
 
 
 def spread_of(schedule_id: UUID, spread: float) -> float:
-    """Its own share of the spread: always the same for one schedule, even over many of them."""
+    """Return a schedule's share of the spread: always the same, and even over many schedules."""
     if spread <= 0:
         return 0.0
     share = int.from_bytes(sha256(schedule_id.bytes).digest()[:6], "big") / 2**48

@@ -88,9 +88,9 @@ def _due(
 
 
 def tolerance(gap: float | None) -> float:
-    """Return how late a decision may be and still count as on time: a tenth of the time to the next
-    occurrence, within bounds. A failover must not cost a daily run, and after an outage of a
-    per-second schedule nobody wants a burst that calls itself punctual."""
+    """Return how late a decision may be and count as on time: a tenth of the time to the next
+    occurrence, within bounds. A failover must not cost a daily run, and an outage of a per-second
+    schedule must not end in a burst that counts as punctual."""
     if gap is None:
         return _MOST_TOLERANCE
     return min(max(gap / 10, _LEAST_TOLERANCE), _MOST_TOLERANCE)
@@ -128,7 +128,7 @@ def rule(
 def _after_misfire(
     definition: ScheduleDefinition, backlog: Backlog, now: float, tolerated: float
 ) -> tuple[list[float], list[Ruling]]:
-    """The occurrences that shall run as far as lateness goes, and rulings on the others."""
+    """Return the occurrences that may run by the misfire policy, and rulings on the others."""
     misfire = definition.misfire
     punctual = [t for t in backlog.recent if now - t <= tolerated]
     late = [t for t in backlog.recent if now - t > tolerated]
@@ -165,8 +165,7 @@ def _after_misfire(
 def _after_overlap(
     definition: ScheduleDefinition, candidates: Sequence[float], unfinished: int
 ) -> tuple[Sequence[float], list[Ruling], int]:
-    """Return which candidates run, rulings on the others, and how many unfinished ones are
-    cancelled."""
+    """Return which candidates run, rulings on the others, and how many tasks are cancelled."""
     limit = definition.max_running
     if definition.overlap == "allow":
         return candidates, [], 0
@@ -188,7 +187,8 @@ def _refused(times: Sequence[float], reason: str) -> list[Ruling]:
 
 
 def _joined(rulings: Sequence[Ruling]) -> tuple[Ruling, ...]:
-    """In order, with neighbours of the same fate as one; what fires stays a line of its own."""
+    """Sort the rulings, and join neighbours with the same decision; what fires stays a line of its
+    own."""
     joined: list[Ruling] = []
     for ruling in sorted(rulings, key=lambda r: r.span.first):
         before = joined[-1] if joined else None

@@ -47,7 +47,7 @@ _COUNTED_YEARS = 200
 _MOST_DAYS = 366 * _HORIZON
 """Days of which the times are worked out for one answer, and twice as many for COUNT."""
 _FEW = 64
-"""Steps of a day that are looked at one by one; of more, all at once."""
+"""Maximum steps of a day that are looked at one by one; more are computed at once."""
 _MOST_KNOWN = 5000
 _LAST_DAY = date(9999, 12, 30).toordinal()
 _INSTANT = timedelta(seconds=1)
@@ -94,8 +94,8 @@ class _Parts:
 
 
 class _Times:
-    """The times of each day, as seconds in the bits of a number, before BYSETPOS chooses among
-    those of a period that is longer than a day."""
+    """The times of each day, as bits of a number, before BYSETPOS chooses among those of longer
+    periods."""
 
     def __init__(self, parts: _Parts, begin: datetime) -> None:
         self._unit = _UNITS.get(parts.freq, 0)
@@ -144,7 +144,7 @@ class Rule:
         self._month = 12 * begin.year + begin.month
         self._times = _Times(parts, begin)
         self._positions = parts.positions if parts.freq < Freq.DAILY else frozenset[int]()
-        """Of a period of more than a day; of shorter ones `_Times` knows."""
+        """Of periods longer than a day; `_Times` applies those of shorter ones."""
         self._last_day: tuple[int, int] | None = None
         self._last_period: tuple[int, dict[int, int]] | None = None
         self._asked: tuple[datetime, datetime] | None = None
@@ -344,7 +344,8 @@ def _parts(given: dict[str, str], begin: datetime) -> _Parts:
 
 
 def _day_parts(given: dict[str, str], freq: Freq, begin: datetime) -> DayParts:
-    """Return what no month, week or year has so many of never matches, which is not refused."""
+    """Return the parts that choose days. Numbers that no month, week or year has are not
+    refused."""
     anywhere = range(-(10**7), 10**7)
     months = _numbers("BYMONTH", given, anywhere)
     month_days = _numbers("BYMONTHDAY", given, anywhere)
@@ -427,8 +428,7 @@ def _until(text: str, zone_name: str) -> datetime:
 
 
 def _chosen_times(parts: _Parts) -> int:
-    """The times of any day, less those that BYSETPOS leaves out of its day, hour, minute or
-    second."""
+    """Return the times of any day that BYSETPOS leaves in its day, hour, minute or second."""
     if not parts.positions or parts.freq < Freq.DAILY:
         return parts.clock.day
     shared = parts.freq - Freq.DAILY  # of hour, minute and second

@@ -87,7 +87,7 @@ def zone(name: str) -> "Zone":
 
 
 class Zone:
-    """A zone's offsets. Changes are found by looking at each day's ends, once per year."""
+    """The offsets of a zone. Changes are found by looking at each day's ends, once per year."""
 
     def __init__(self, name: str, info: ZoneInfo) -> None:
         self.name = name
@@ -146,11 +146,9 @@ class Zone:
             day, before = day + _DAY, after
 
     def stretches(self, after: float, until: float, policy: DstPolicy) -> Iterator[Stretch | Gap]:
-        """The wall clock over (after, until] as the policy wants it read, earliest first.
-
-        A repeated hour appears in the first stretch, the second or both; skipped times come as a
-        Gap between two stretches if they shall be made up for.
-        """
+        """Yield the wall clock over (after, until] as the policy reads it, earliest first: a
+        repeated hour in the first stretch, the second or both; skipped times as a Gap if they are
+        made up for."""
         previous: OffsetChange | None = None
         offset = self.offset(after)
         for change in self.changes(after - 2 * _DAY, after):

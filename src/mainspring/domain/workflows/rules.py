@@ -24,16 +24,15 @@ from mainspring.domain.workflows.reference import BadReference, Reference, parts
 from mainspring.domain.workflows.states import RunState
 
 MOST_BYTES = 2**20
-"""So long may a rendered payload be, if nobody says otherwise."""
+"""Maximum bytes of a rendered payload, by default."""
 MOST_NESTING = 200
-"""Levels of lists and objects that a value may have to be filled in. Payloads and results have 64
-at most when they come in."""
+"""Maximum nesting of a value that is filled in; payloads and results have 64 levels at most."""
 MOST_FAN_BYTES = 2**26
-"""So long may the payloads of one foreach be, together."""
+"""Maximum bytes of the payloads of one foreach together."""
 
 
 class StepDecision(StrEnum):
-    """What becomes of a step."""
+    """The decision about a step."""
 
     WAIT = "wait"
     START = "start"
@@ -41,11 +40,11 @@ class StepDecision(StrEnum):
 
 
 class RenderFailed(ValueError):
-    """A template cannot be filled, for example because what it speaks of is not there."""
+    """A template cannot be filled in, for example because it refers to a missing value."""
 
 
 RunEnd = Literal["cancelled", "deadline"]
-"""By what a run was ended before its time: a person, or its deadline."""
+"""What ended a run before its time: a caller, or its deadline."""
 
 _NOTHING = object()
 _KINDS: dict[type, str] = {
@@ -90,7 +89,7 @@ def _met(step: Step, finished: int, succeeded: int, failed: int, needed: int) ->
 
 
 def fanned(instances: Mapping[TaskState, int]) -> TaskState:
-    """The state of a foreach step whose tasks are in these states: it completes when all did."""
+    """Return the state of a foreach step from those of its tasks: it completes when all did."""
     if any(instances.get(state) for state in UNFINISHED):
         return TaskState.RUNNING
     lost = [state for state in _LOST if instances.get(state)]
@@ -98,7 +97,7 @@ def fanned(instances: Mapping[TaskState, int]) -> TaskState:
 
 
 def run_state(steps: Mapping[TaskState, int], *, ended: RunEnd | None = None) -> RunState:
-    """The state of a run, of whose steps so many are in each state."""
+    """Return the state of a run from the number of steps in each state."""
     if any(steps.get(state) for state in UNFINISHED):
         return RunState.RUNNING
     if ended is not None and steps.get(TaskState.CANCELLED):
@@ -122,10 +121,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What templates and conditions speak of: the run's input, and at least the steps in `uses`.
-
-    A step that has not ended (its child needed one success only) is there too, without a result.
-    """
+    """The values for templates and conditions: the run's input, and at least the steps in `uses`. A
+    step that has not ended (its child needed one success only) has no result."""
 
     input: object
     steps: Mapping[str, StepResult] = field(default_factory=dict)
@@ -134,8 +131,8 @@ class Scope:
 
 
 def holds(condition: str | None, scope: Scope) -> bool:
-    """Whether a step's condition allows it to start. conditions.ConditionFailed: it has no answer,
-    and the step fails."""
+    """Whether a step's condition lets it start; ConditionFailed if it has no answer: the step
+    fails."""
     if condition is None:
         return True
     asked = conditions.compiled(condition)
@@ -151,7 +148,7 @@ def _seen(step: StepResult) -> dict[str, object]:
 
 
 def items(step: Step, scope: Scope) -> list[object] | None:
-    """Return what a foreach step is done for; None for a step without one."""
+    """Return the items of a foreach step; None for other steps."""
     if step.foreach is None:
         return None
     found = json.loads(_Filling(scope, MOST_FAN_BYTES).document(step.foreach))
@@ -163,9 +160,10 @@ def items(step: Step, scope: Scope) -> list[object] | None:
 
 
 def render(template: TaskTemplate, scope: Scope, most: int = MOST_BYTES) -> TaskTemplate:
-    """The task with all templates filled in. RenderFailed: that cannot be done, and the step fails.
+    """Return the task with all templates filled in; RenderFailed if that cannot be done: the step
+    fails.
 
-    In the payload a string that is one template whole takes the type of what it speaks of;
+    In the payload a string that is one template and nothing else takes the type of its value;
     everywhere else a template becomes text. Inside a URL it is percent-encoded, except at the
     beginning, so that `{{input.base}}/orders/{{input.id}}` does what it looks like.
     """
@@ -186,7 +184,7 @@ def render(template: TaskTemplate, scope: Scope, most: int = MOST_BYTES) -> Task
 def render_each(
     step: Step, scope: Scope, found: Sequence[object], most: int = MOST_BYTES
 ) -> Iterator[TaskTemplate]:
-    """The tasks of a foreach step, in the order of its items."""
+    """Yield the tasks of a foreach step, in the order of its items."""
     total = 0
     for index, item in enumerate(found):
         made = render(step.template, replace(scope, item=item, index=index), most)
@@ -197,7 +195,7 @@ def render_each(
 
 
 def look_up(reference: Reference, scope: Scope) -> object:
-    """Return what a reference speaks of. What lies below a step that has no result is null."""
+    """Return the value of a reference. What lies below a step that has no result is null."""
     keys = reference.keys
     if reference.root == "steps":
         value = _seen(scope.steps[str(keys[0])])[str(keys[1])]
@@ -222,8 +220,8 @@ def _part(value: object, key: str | int, reference: Reference) -> object:
 
 
 class _Filling:
-    """Fills texts in, and stops when they grow too long: a short template may name a long value
-    a thousand times."""
+    """Fills in templates up to a total size: a short template may name a long value a thousand
+    times."""
 
     def __init__(self, scope: Scope, most: int) -> None:
         self._scope = scope
@@ -232,7 +230,7 @@ class _Filling:
         self._texts: dict[Reference, str] = {}
 
     def document(self, text: str) -> str:
-        """JSON, in whose string values templates are filled in."""
+        """Fill in the string values of a JSON document."""
 
         def change(value: str) -> bytes:
             reference = whole(value)
@@ -246,7 +244,7 @@ class _Filling:
         return rewrite(text.encode(), change).decode()
 
     def text(self, text: str, *, url: bool = False) -> str:
-        """Plain text."""
+        """Fill in plain text."""
         made: list[str] = []
         for part in _parts(text):
             if isinstance(part, str):
@@ -260,7 +258,7 @@ class _Filling:
         return "".join(made)
 
     def line(self, text: str, most: int = 500) -> str:
-        """Text for a column: without control characters, and cut to the length it may have."""
+        """Fill in text for a column: without control characters, and cut to its length."""
         made = "".join(char if char.isprintable() else " " for char in self.text(text))[:most]
         return made or "-"
 
@@ -328,8 +326,7 @@ def _json(value: object) -> str:
 
 
 def _nested_beyond(levels: int, value: object) -> bool:
-    """Whether lists and objects are nested deeper than that. Interpreters differ in how deep they
-    go, so it is not left to them."""
+    """Whether lists and objects are nested deeper; interpreters differ in how deep they go."""
     found = [value] if isinstance(value, list | dict) else []
     for _ in range(levels):
         inside = (each.values() if isinstance(each, dict) else each for each in found)
@@ -340,5 +337,5 @@ def _nested_beyond(levels: int, value: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """Return what a value is, in a word or two."""
+    """Return the kind of a value, in a word or two."""
     return next((word for kind, word in _KINDS.items() if isinstance(value, kind)), "nothing")
