@@ -18,7 +18,7 @@ from mainspring.store.outcomes import finish_arguments
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workflows import steps
 from mainspring.store.workflows.step_rows import Ended, Moved, RunHead, RunTransaction, StartingStep
-from mainspring.workflows.results import ended_of
+from mainspring.workflows.results import reported_end
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
@@ -219,7 +219,7 @@ async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish)
     await world.steps.lock_runs(connection, [(world.tenant_id, _run_of(done))])
     rows = await connection.fetch(*OUTCOMES["finish"](**finish_arguments(world.ownership, [done])))
     assert len(rows) == 1
-    return [ended_of(done)]
+    return [reported_end(done)]
 
 
 def _run_of(done: Finish) -> UUID:

@@ -25,7 +25,7 @@ from mainspring.domain.workflows.rules import (
     StepDecision,
     StepResult,
     decide,
-    fanned,
+    foreach_state,
     items,
     render,
     render_each,
@@ -248,12 +248,12 @@ def test_the_state_of_a_run(steps: list[TaskState], how: Any, expected: RunState
 
 
 def test_the_state_of_a_fan_out() -> None:
-    assert fanned({}) is COMPLETED
-    assert fanned({COMPLETED: 3}) is COMPLETED
-    assert fanned({COMPLETED: 3, RUNNING: 1, FAILED: 1}) is RUNNING
-    assert fanned({COMPLETED: 3, FAILED: 1}) is FAILED
-    assert fanned({CANCELLED: 1, COMPLETED: 1}) is CANCELLED
-    assert fanned({CANCELLED: 1, FAILED: 1}) is FAILED
+    assert foreach_state({}) is COMPLETED
+    assert foreach_state({COMPLETED: 3}) is COMPLETED
+    assert foreach_state({COMPLETED: 3, RUNNING: 1, FAILED: 1}) is RUNNING
+    assert foreach_state({COMPLETED: 3, FAILED: 1}) is FAILED
+    assert foreach_state({CANCELLED: 1, COMPLETED: 1}) is CANCELLED
+    assert foreach_state({CANCELLED: 1, FAILED: 1}) is FAILED
 
 
 # --- what a step is given ----------------------------------------------------------------------

@@ -153,7 +153,9 @@ class OccurrenceWriter:
     def manual_task(self, schedule: StoredSchedule) -> NewTask:
         """Return a task that is due now, beside the timetable, without a line in the ledger."""
         now = round(schedule.now, 6)
-        task = self.task(schedule, now, number=schedule.runs + 1, concurrency=_turn(schedule))
+        task = self.task(
+            schedule, now, number=schedule.runs + 1, concurrency=_own_concurrency(schedule)
+        )
         return task._replace(run=now, due=now)
 
     def backfill_tasks(
@@ -183,7 +185,7 @@ class OccurrenceWriter:
     def lines(self, step: ScheduleDecision) -> list[tuple[NewTask | None, OccurrenceEntry]]:
         """Return each ruling with its task, if it has one."""
         schedule, number = step.schedule, step.schedule.runs
-        turn = _turn(schedule)
+        turn = _own_concurrency(schedule)
         lines: list[tuple[NewTask | None, OccurrenceEntry]] = []
         for ruling in step.verdict.rulings:
             if ruling.decision is not Decision.FIRED:
@@ -236,7 +238,7 @@ def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> 
     return ScheduleDecision(schedule, *decision)
 
 
-def _turn(schedule: StoredSchedule) -> tuple[str, int] | None:
+def _own_concurrency(schedule: StoredSchedule) -> tuple[str, int] | None:
     """Return the concurrency key and limit of tasks that may not overlap: the schedule's own."""
     definition = schedule.definition
     if definition.overlap in ("queue", "cancel_running"):

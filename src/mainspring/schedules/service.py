@@ -287,9 +287,9 @@ class ScheduleService:
         """Count the schedules that are overdue by more than these seconds."""
         return await SQL["overdue"].one(self._database, OverdueSchedules, seconds=seconds)
 
-    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+    async def report_overdue(self, seconds: float, *, limit: int) -> list[str]:
         """Write an event for each schedule that is newly overdue by that long; return which."""
-        rows = await SQL["tell_overdue"].fetch(self._database, seconds=seconds, limit=limit)
+        rows = await SQL["report_overdue"].fetch(self._database, seconds=seconds, limit=limit)
         return [row["schedule"] for row in rows]
 
     @transaction

@@ -249,7 +249,7 @@ class DeadLetterStore:
         }
 
 
-async def note_done_again(
+async def mark_letters_replayed(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
     """Mark these letters, if they exist, as replayed by other tasks."""
@@ -266,7 +266,7 @@ async def _mark_replayed(
     )
 
 
-async def note_left_out(
+async def archive_letters(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
     """Archive these letters, if they exist: their steps were skipped."""

@@ -27,9 +27,9 @@ from mainspring.domain.workflows.rules import (
     RunEnd,
     Scope,
     StepDecision,
+    condition_met,
     decide,
-    fanned,
-    holds,
+    foreach_state,
     items,
     render,
     render_each,
@@ -48,7 +48,7 @@ from mainspring.store.workflows.step_rows import (
     RunTransaction,
     StartingStep,
     WaitingStep,
-    place_of,
+    parse_label,
 )
 from mainspring.store.workflows.steps import SQL, StepTasks
 from mainspring.workflows.results import TOO_LARGE, check_readable, read_input, step_result
@@ -132,7 +132,7 @@ class Steps:
         self, connection: asyncpg.Connection, tenant_id: int, run_id: UUID, label: str
     ) -> None:
         """Note that a caller changed the task of a step, which has to queue from now on."""
-        step, item = place_of(label)
+        step, item = parse_label(label)
         await SQL["queue_step"].run(
             connection, tenant_id=tenant_id, run_id=run_id, step=step, item=item
         )
@@ -149,7 +149,7 @@ class Steps:
             Ended(tenant_id, run_id, step, TaskState.CANCELLED, item)
             for run_id, label in tasks
             if run_id is not None and label is not None
-            for step, item in (place_of(label),)
+            for step, item in (parse_label(label),)
         ]
         if ended:
             now = await CLUSTER["database_time"].value(connection, float)
@@ -348,7 +348,7 @@ class Steps:
         most = self._most_bytes
         try:
             check_readable(step, scope)
-            if not holds(step.condition, scope):
+            if not condition_met(step.condition, scope):
                 plan.ends += _left_out(head, definition, step)
                 return
             found = items(step, scope)
@@ -382,7 +382,7 @@ class Steps:
     async def _join(self, connection: asyncpg.Connection, head: RunHead, step: str) -> Ended:
         """Return the end of a step whose items have all ended: its result is the list of theirs."""
         rows = await SQL["item_results"].fetch(connection, **head.key, step=step)
-        state = fanned(Counter(TaskState(row["state"]) for row in rows))
+        state = foreach_state(Counter(TaskState(row["state"]) for row in rows))
         result, error = b"[%s]" % b",".join(row["result"] or b"null" for row in rows), None
         if state is not TaskState.COMPLETED:
             lost = sum(row["state"] != "completed" for row in rows)

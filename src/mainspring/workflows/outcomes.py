@@ -29,11 +29,11 @@ from mainspring.store.workflows.step_rows import (
     RunHead,
     RunTransaction,
     StepLeaseOffer,
-    place_of,
+    parse_label,
 )
 from mainspring.store.workflows.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
-from mainspring.workflows.results import MOST_RESULT, ended_of
+from mainspring.workflows.results import MOST_RESULT, reported_end
 
 _MOST_INTRICATE = 10_000
 
@@ -112,7 +112,7 @@ class StepOutcomes:
         huge = await self._steps.lock_runs(connection, [_run_of(finish) for finish in finished])
         rows = await OUTCOMES["finish"].fetch(connection, **finish_arguments(ownership, finished))
         accepted = {row["id"] for row in rows}
-        ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
+        ended = [reported_end(f) for f in finished if f.report.execution.id in accepted]
         tx = RunTransaction(connection, ownership, now)
         return StepsFinished(accepted, await self._steps.advance_runs(tx, ended, huge=huge))
 
@@ -149,7 +149,7 @@ class StepOutcomes:
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
             for row in rows
-            for step, item in (place_of(row["step"]),)
+            for step, item in (parse_label(row["step"]),)
         ]
 
     @transaction
@@ -213,7 +213,7 @@ def _is_plain(finish: Finish) -> bool:
     result, step = finish.report.result, finish.report.execution.step
     assert step is not None
     kept = result is None or len(result) <= MOST_RESULT
-    return finish.state is TaskState.COMPLETED and kept and place_of(step)[1] == ITSELF
+    return finish.state is TaskState.COMPLETED and kept and parse_label(step)[1] == ITSELF
 
 
 def _run_of(finish: Finish) -> tuple[int, UUID]:

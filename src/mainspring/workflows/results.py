@@ -8,7 +8,7 @@ from mainspring.domain.outcome_rules import Finish
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflows.definition import Step
 from mainspring.domain.workflows.rules import RenderFailed, Scope, StepResult
-from mainspring.store.workflows.step_rows import Ended, place_of
+from mainspring.store.workflows.step_rows import Ended, parse_label
 
 TOO_LARGE = "result-too-large"
 """The error of a step whose result was not kept for those after it."""
@@ -29,13 +29,13 @@ def unreadable(given: bytes) -> str | None:
     return None
 
 
-def ended_of(finish: Finish) -> Ended:
+def reported_end(finish: Finish) -> Ended:
     """Return the end of a step, as its executor reported it."""
     report = finish.report
     execution = report.execution
     assert execution.workflow_run_id is not None
     assert execution.step is not None
-    step, item = place_of(execution.step)
+    step, item = parse_label(execution.step)
     result, error = report.result, report.error
     if result is not None and len(result) > MOST_RESULT:
         text = f"the result has {len(result)} bytes; {MOST_RESULT} are kept for other steps"

@@ -20,7 +20,7 @@ from mainspring.domain.workflows.retry import (
     LOST,
     EndedBefore,
     StepProgress,
-    counted,
+    count_needs,
     downstream,
     same_lists,
     with_left_out,
@@ -30,7 +30,7 @@ from mainspring.postgres.database import Database, columns_of, transaction
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.dead_letters import note_done_again, note_left_out
+from mainspring.store.dead_letters import archive_letters, mark_letters_replayed
 from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
 from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.step_rows import (
@@ -77,7 +77,7 @@ class RunChange(RunTransaction):
     ) -> None:
         """Put steps back, with new tasks where they have had theirs."""
         ordered = sorted(again)
-        counts = [counted(definition, step, states, again) for step in ordered]
+        counts = [count_needs(definition, step, states, again) for step in ordered]
         await SQL["reset_steps"].run(
             self.connection,
             **self.head.key,
@@ -109,7 +109,7 @@ class RunChange(RunTransaction):
         return [(row["step"], row["task_id"]) for row in rows]
 
 
-def changes_run(
+def locks_run(
     method: Callable[Concatenate["WorkflowRunService", RunChange, P], Awaitable[Moved]],
 ) -> Callable[
     Concatenate["WorkflowRunService", Ownership, int, UUID, str, float, P],
@@ -217,7 +217,7 @@ class WorkflowRunService:
             await conclude(connection, tx.moved)
         return tx.moved
 
-    @changes_run
+    @locks_run
     async def cancel(self, change: RunChange) -> Moved:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
         head = change.head
@@ -228,7 +228,7 @@ class WorkflowRunService:
         await change.audit("workflow_run.cancelled")
         return await self._steps.stop_run(change, head, "cancel")
 
-    @changes_run
+    @locks_run
     async def pause(self, change: RunChange) -> Moved:
         """Pause a run: nothing more of it starts; what runs goes on."""
         head = change.head
@@ -239,7 +239,7 @@ class WorkflowRunService:
         await change.audit("workflow_run.paused")
         return Moved(told=await self._steps.set_paused(change.connection, head, paused=True))
 
-    @changes_run
+    @locks_run
     async def resume(self, change: RunChange) -> Moved:
         """Resume a run: what became ready meanwhile starts now."""
         head = change.head
@@ -251,7 +251,7 @@ class WorkflowRunService:
         change.moved.told |= await self._steps.set_paused(change.connection, head, paused=False)
         return await self._steps.reconsider(change, head._replace(state="running"))
 
-    @changes_run
+    @locks_run
     async def retry(self, change: RunChange, step: str | None = None) -> Moved:
         """Repeat the failed steps, or the named one, and all that come after them."""
         definition = await self._definitions.get(change.connection, change.head)
@@ -265,7 +265,7 @@ class WorkflowRunService:
         await change.audit("workflow_run.retried", step=step)
         return await self._reset(change, definition, states, downstream(definition, again))
 
-    @changes_run
+    @locks_run
     async def skip(self, change: RunChange, step: str) -> Moved:
         """Skip a step: those after it go on as if it had succeeded."""
         connection, head = change.connection, change.head
@@ -286,7 +286,7 @@ class WorkflowRunService:
         if standing.state == "completed":
             raise Conflict("the step has completed")
         letters = [task for _, task in await change.given_up([step])]
-        await note_left_out(connection, head.tenant_id, letters, change.actor)
+        await archive_letters(connection, head.tenant_id, letters, change.actor)
         await SQL["waive"].run(connection, **head.key, step=step)
         states[step] = StepProgress("skipped", waived=True)
         again = downstream(definition, {step}) - {step}
@@ -313,7 +313,7 @@ class WorkflowRunService:
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
         successors = {task: tasks[step] for step, task in await change.given_up(list(fresh))}
-        await note_done_again(connection, head.tenant_id, successors, change.actor)
+        await mark_letters_replayed(connection, head.tenant_id, successors, change.actor)
         same = same_lists(definition, states, again, changed)
         await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
         await change.reset_steps(definition, states, again, tasks)

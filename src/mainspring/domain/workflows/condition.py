@@ -58,7 +58,7 @@ class Condition:
     steps: tuple[str, ...]
     reach: Reach
 
-    def holds(self, variables: Mapping[str, object]) -> bool:
+    def evaluate(self, variables: Mapping[str, object]) -> bool:
         """Evaluate the condition with these values of `input` and `steps`."""
         # The library takes in all it is given: that shall not cost more than what is asked about.
         seen = {name: _within(variables[name], part) for name, part in self.reach.items()}

@@ -70,7 +70,7 @@ class Step:
         return bool(self.condition or self.foreach or self.template.dynamic)
 
     @property
-    def hopeful(self) -> bool:
+    def needs_success(self) -> bool:
         """Whether it makes sense only after a success: a run that fails fast skips it."""
         return not self.cleanup and self.when in ("all_succeeded", "one_succeeded")
 
@@ -133,6 +133,6 @@ class WorkflowDefinition:
         found: set[str] = set()
         for name in self.order:
             step = self.by_id[name]
-            if not step.hopeful or (step.needs and found.issuperset(step.needs)):
+            if not step.needs_success or (step.needs and found.issuperset(step.needs)):
                 found.add(name)
         return frozenset(found)

@@ -54,7 +54,7 @@ def with_left_out(
     return {*again, *(name for name in after if not states[name].waived)}
 
 
-def counted(
+def count_needs(
     definition: WorkflowDefinition,
     step: str,
     states: Mapping[str, StepProgress],

@@ -1,8 +1,7 @@
-"""The rules of what a run does next: pure functions of the definition and of how the steps before
-ended.
+"""The rules of what a run does next: pure functions of the definition and of the steps' ends.
 
-`decide` says whether a step starts, `holds` asks its condition, `items` and `render` make its
-tasks, `fanned` joins the tasks of a foreach, and `run_state` is the run as a whole.
+`decide` says whether a step starts, `condition_met` evaluates its condition, `items` and `render`
+make its tasks, `foreach_state` joins the tasks of a foreach, `run_state` is that of the whole run.
 
 A step counts as *succeeded* when it completed, as *skipped* when it was not taken, and as *failed*
 when it ended in any other way: failed, cancelled or expired.
@@ -88,7 +87,7 @@ def _met(step: Step, finished: int, succeeded: int, failed: int, needed: int) ->
             return succeeded > 0
 
 
-def fanned(instances: Mapping[TaskState, int]) -> TaskState:
+def foreach_state(instances: Mapping[TaskState, int]) -> TaskState:
     """Return the state of a foreach step from those of its tasks: it completes when all did."""
     if any(instances.get(state) for state in UNFINISHED):
         return TaskState.RUNNING
@@ -130,14 +129,14 @@ class Scope:
     index: int | None = None
 
 
-def holds(condition: str | None, scope: Scope) -> bool:
+def condition_met(condition: str | None, scope: Scope) -> bool:
     """Whether a step's condition lets it start; ConditionFailed if it has no answer: the step
     fails."""
     if condition is None:
         return True
     asked = conditions.compiled(condition)
     steps = {name: _seen(scope.steps[name]) for name in asked.steps}
-    return asked.holds({"input": scope.input, "steps": steps})
+    return asked.evaluate({"input": scope.input, "steps": steps})
 
 
 def _seen(step: StepResult) -> dict[str, object]:

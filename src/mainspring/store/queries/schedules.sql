@@ -174,7 +174,7 @@ SELECT count(*) AS schedules, min(wake_at) AS since FROM (
     ORDER BY wake_at LIMIT 10000
 ) standing;
 
--- name: tell_overdue
+-- name: report_overdue
 -- One event for each time that stands undecided, whichever node notices it first: what somebody
 -- else holds is being decided on, or told of, at this moment.
 WITH standing AS MATERIALIZED (

@@ -166,7 +166,7 @@ class RunTransaction:
     moved: Moved = field(default_factory=Moved)
 
 
-def place_of(label: str) -> tuple[str, int]:
+def parse_label(label: str) -> tuple[str, int]:
     """Return the step and the item that a task's label names."""
     step, _, item = label.partition("[")
     return step, int(item[:-1]) if item else ITSELF
