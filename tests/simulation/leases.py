@@ -8,9 +8,9 @@ import msgspec
 from mainspring.domain.execution import Outcome
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import TaskSpec
+from mainspring.store.claims import ExtendedLease
 from mainspring.store.cluster import MessageStore
 from mainspring.store.leases import (
-    ExtendedLease,
     HeldExecution,
     HeldHeartbeat,
     Judged,

@@ -181,7 +181,16 @@ class ScheduleService:
         """Lock a schedule, decide what is due of it by its old definition, and write what `decide`
         returns, if anything. None: there is no such schedule. What `decide` raises undoes
         everything."""
-        locked, decisions = await self._lock(connection, tenant_id, schedule_id, ownership)
+        decisions = DecidedSchedules()
+        locked = await _locked(connection, tenant_id, schedule_id)
+        while locked is not None and locked.overdue > 0:
+            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
+            decisions.made += step.made
+            decisions.cancelled_in |= step.cancelled_in
+            locked = await _locked(connection, tenant_id, schedule_id)
+        while locked is not None and locked.state == "paused" and locked.passed:
+            await _skip_paused(connection, locked)
+            locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
         chosen = decide(locked)
@@ -310,28 +319,6 @@ class ScheduleService:
             wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
         )
         return len(locked)
-
-    # Details ----------------------------------------------------------------------------------
-
-    async def _lock(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        schedule_id: UUID,
-        ownership: Ownership,
-    ) -> tuple[StoredSchedule | None, DecidedSchedules]:
-        """Lock a schedule, and decide everything of it up to now."""
-        locked = await _locked(connection, tenant_id, schedule_id)
-        decisions = DecidedSchedules()
-        while locked is not None and locked.overdue > 0:
-            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
-            decisions.made += step.made
-            decisions.cancelled_in |= step.cancelled_in
-            locked = await _locked(connection, tenant_id, schedule_id)
-        while locked is not None and locked.state == "paused" and locked.passed:
-            await _skip_paused(connection, locked)
-            locked = await _locked(connection, tenant_id, schedule_id)
-        return locked, decisions
 
 
 async def _locked(

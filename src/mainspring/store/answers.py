@@ -65,7 +65,7 @@ class AnswerStore(Store):
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
         """End a turn with a response; nothing happens if the turn has expired."""
-        await _keep(self._database, turn, answer, ttl)
+        await keep_answer(self._database, turn, answer, ttl)
 
     async def give_up(self, turn: Turn) -> None:
         """End a turn without a response: the next request under the key is served afresh."""
@@ -74,14 +74,8 @@ class AnswerStore(Store):
         )
 
 
-async def keep_answer(
-    connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
-) -> bool:
-    """Store a response within the transaction of its request. False: the turn has expired."""
-    return await _keep(connection, turn, answer, ttl)
-
-
-async def _keep(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:
+async def keep_answer(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:
+    """Store a response, within the transaction of its request. False: the turn has expired."""
     return await SQL["keep_answer"].found(
         on, tenant_id=turn.tenant_id, key=turn.key, token=turn.token,
         status=answer.status, answer=answer.body, headers=answer.headers, ttl=ttl,

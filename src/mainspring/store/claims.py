@@ -52,13 +52,14 @@ def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
         return NO_SPEC, str(problem)[:300]
 
 
-class Extended(NamedTuple):
-    """A lease that was extended."""
+class ExtendedLease(NamedTuple):
+    """A lease after an extension. Overdue: the hard timeout has passed, so it was not extended."""
 
     tenant_id: int
     id: UUID
     lease_end: float
     cancel_requested: bool
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ class EngineStore(OutcomeStore):
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
-    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[ExtendedLease]:
         """Extend leases, guarded by fence. What is not in the answer is no longer ours."""
         return await SQL["extend"].rows(
-            self._database, Extended, lease=lease, **ref_columns(held, "fences")
+            self._database, ExtendedLease, lease=lease, **ref_columns(held, "fences")
         )
 
 

@@ -12,7 +12,7 @@ from mainspring.domain.lateness import Waited
 from mainspring.domain.partitions import Ownership
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Store, columns_of, transaction
-from mainspring.store.claims import NO_WAITS, executions_of, waits_of
+from mainspring.store.claims import NO_WAITS, ExtendedLease, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
 from mainspring.store.task_refs import WorkerPick, node_of, ref_columns
 
@@ -43,16 +43,6 @@ class HeldHeartbeat(NamedTuple):
     """Whether it has begun."""
     alone: bool = False
     """Whether nothing else runs in the worker."""
-
-
-class ExtendedLease(NamedTuple):
-    """A lease after a heartbeat. Overdue: the hard timeout has passed, so it is not extended."""
-
-    tenant_id: int
-    id: UUID
-    lease_end: float
-    cancel_requested: bool
-    overdue: bool
 
 
 class HeldExecution(NamedTuple):

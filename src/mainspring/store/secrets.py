@@ -208,26 +208,32 @@ class SecretStore:
     async def renew(self) -> tuple[int, int]:
         """Seal everything anew that is not under the present key, except history, which is never
         opened. Return how many were, and how many are left because their tasks run."""
-        moved = await self._renew_column("secret", "sealed", SIGNING_SECRET)
-        moved += await self._renew_column("settings", "sealed_key", CLIENT_KEY)
+        moved = await self._renew_column(
+            "sealed_secrets", "reseal_secret", "sealed", SIGNING_SECRET
+        )
+        moved += await self._renew_column(
+            "sealed_settings", "reseal_settings", "sealed_key", CLIENT_KEY
+        )
         tasks, left = await self._renew_tasks()
-        moved += await self._renew_specs("letter", self._renewed_spec)
-        moved += await self._renew_specs("schedule", self._renewed_template)
+        moved += await self._renew_specs("sealed_letters", "reseal_letter", self._renewed_spec)
+        moved += await self._renew_specs(
+            "sealed_schedules", "reseal_schedule", self._renewed_template
+        )
         moved += await self._renew_workflows()
         return moved + tasks, left
 
-    async def _renew_column(self, kind: str, column: str, purpose: str) -> int:
+    async def _renew_column(self, sealed: str, reseal: str, column: str, purpose: str) -> int:
         moved = 0
-        for row in await SQL[f"sealed_{kind}"].fetch(self._database):
+        for row in await SQL[sealed].fetch(self._database):
             fresh = self._vault.renewed(purpose, row[column])
             if fresh is not None:
-                await SQL[f"reseal_{kind}"].run(self._database, **row, fresh=fresh)
+                await SQL[reseal].run(self._database, **row, fresh=fresh)
                 moved += 1
         return moved
 
     async def _renew_tasks(self) -> tuple[int, int]:
         moved = left = 0
-        async for row, fresh in self._stale_specs("task", self._renewed_spec):
+        async for row, fresh in self._stale_specs("sealed_tasks", self._renewed_spec):
             partition = await SQL["reseal_task"].value_or_none(
                 self._database, int, **row, fresh=fresh
             )
@@ -241,10 +247,12 @@ class SecretStore:
             moved += 1
         return moved, left
 
-    async def _renew_specs(self, kind: str, renewed: Callable[[bytes], bytes | None]) -> int:
+    async def _renew_specs(
+        self, sealed: str, reseal: str, renewed: Callable[[bytes], bytes | None]
+    ) -> int:
         moved = 0
-        async for row, fresh in self._stale_specs(kind, renewed):
-            await SQL[f"reseal_{kind}"].run(self._database, **row, fresh=fresh)
+        async for row, fresh in self._stale_specs(sealed, renewed):
+            await SQL[reseal].run(self._database, **row, fresh=fresh)
             moved += 1
         return moved
 
@@ -267,12 +275,12 @@ class SecretStore:
         return moved
 
     async def _stale_specs(
-        self, kind: str, renewed: Callable[[bytes], bytes | None]
+        self, sealed: str, renewed: Callable[[bytes], bytes | None]
     ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
         """Yield specs that hold something sealed with an old key, each with its replacement."""
         tenant_id, after = -1, _FIRST
         while True:
-            rows = await SQL[f"sealed_{kind}"].fetch(
+            rows = await SQL[sealed].fetch(
                 self._database, tenant_id=tenant_id, after=after, limit=_PAGE
             )
             for row in rows:

@@ -178,9 +178,9 @@ class Steps:
     ) -> set[int]:
         """Pause a run, of which nothing starts then, or resume it. Return the partitions of the
         tasks that this concerns."""
-        verb = "pause" if paused else "unpause"
-        await SQL[f"{verb}_run"].run(connection, **head.key)
-        rows = await SQL[f"{verb}_tasks"].fetch(connection, **head.key)
+        run, tasks = ("pause_run", "pause_tasks") if paused else ("unpause_run", "unpause_tasks")
+        await SQL[run].run(connection, **head.key)
+        rows = await SQL[tasks].fetch(connection, **head.key)
         return {row["partition"] for row in rows}
 
     async def _stop(self, tx: RunTransaction, head: RunHead, why: str) -> list[Ended]:

@@ -285,7 +285,9 @@ def _spec(text: str, filling: _Filling) -> str:
     spec = json.loads(text)
     target = spec["target"]
     if target.get("url"):
-        target["url"] = _checked_url(filling.text(target["url"], url=True))
+        target["url"] = url = filling.text(target["url"], url=True)
+        if problem := url_problem(url):
+            raise RenderFailed(f"filled in, the URL {url[:100]!r} {problem}")
     if target.get("headers"):
         target["headers"] = {
             name: _checked_header(name, filling.line(value, 8192))
@@ -296,13 +298,6 @@ def _spec(text: str, filling: _Filling) -> str:
         if any("\x00" in argument for argument in target["argv"]):
             raise RenderFailed("an argument of the command contains a NUL character")
     return _json(spec)
-
-
-def _checked_url(url: str) -> str:
-    problem = url_problem(url)
-    if problem:
-        raise RenderFailed(f"filled in, the URL {url[:100]!r} {problem}")
-    return url
 
 
 def _checked_header(name: str, value: str) -> str:

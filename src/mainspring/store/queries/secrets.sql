@@ -47,7 +47,7 @@ ON CONFLICT (tenant_id) DO UPDATE SET allow = excluded.allow, deny = excluded.de
     updated_at = clock_timestamp()
 RETURNING tenant_id;
 
--- name: sealed_secret
+-- name: sealed_secrets
 SELECT tenant_id, id, sealed FROM webhook_secrets ORDER BY tenant_id, id;
 
 -- name: reseal_secret
@@ -59,7 +59,7 @@ SELECT tenant_id, sealed_key FROM webhook_settings WHERE sealed_key IS NOT NULL;
 -- name: reseal_settings
 UPDATE webhook_settings SET sealed_key = :fresh WHERE tenant_id = :tenant_id AND sealed_key = :sealed_key;
 
--- name: sealed_task
+-- name: sealed_tasks
 -- Tasks after a place, in the order of their keys; which of them hold ciphertext the caller sees.
 SELECT tenant_id, id, spec FROM tasks
 WHERE (tenant_id, id) > (:tenant_id::integer, :after::uuid) ORDER BY tenant_id, id LIMIT :limit;
@@ -68,14 +68,14 @@ WHERE (tenant_id, id) > (:tenant_id::integer, :after::uuid) ORDER BY tenant_id, 
 UPDATE tasks SET spec = :fresh, rev = rev + 1
 WHERE tenant_id = :tenant_id AND id = :id AND spec = :spec AND state <> 'running' RETURNING partition;
 
--- name: sealed_letter
+-- name: sealed_letters
 SELECT tenant_id, id, spec FROM dead_letters
 WHERE (tenant_id, id) > (:tenant_id::integer, :after::uuid) ORDER BY tenant_id, id LIMIT :limit;
 
 -- name: reseal_letter
 UPDATE dead_letters SET spec = :fresh WHERE tenant_id = :tenant_id AND id = :id AND spec = :spec;
 
--- name: sealed_schedule
+-- name: sealed_schedules
 SELECT tenant_id, id, template AS spec FROM schedules
 WHERE (tenant_id, id) > (:tenant_id::integer, :after::uuid) ORDER BY tenant_id, id LIMIT :limit;
 
