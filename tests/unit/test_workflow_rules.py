@@ -14,6 +14,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflows import rules as workflow_rules
 from mainspring.domain.workflows.checks import graph_problems, with_implied_needs
 from mainspring.domain.workflows.definition import (
+    RunState,
     Step,
     TaskTemplate,
     When,
@@ -31,7 +32,6 @@ from mainspring.domain.workflows.rules import (
     render_each,
     run_state,
 )
-from mainspring.domain.workflows.states import RunState
 from support.workflow_model import (
     CANCELLED,
     COMPLETED,

@@ -19,7 +19,7 @@ from mainspring.domain.ids import TaskIds
 from mainspring.domain.partitions import NO_OWNERSHIP
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflows.condition import ConditionFailed
-from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
+from mainspring.domain.workflows.definition import RunState, Step, TaskTemplate, WorkflowDefinition
 from mainspring.domain.workflows.retry import FAIL_FAST
 from mainspring.domain.workflows.rules import (
     MOST_BYTES,
@@ -35,7 +35,6 @@ from mainspring.domain.workflows.rules import (
     render_each,
     run_state,
 )
-from mainspring.domain.workflows.states import RunState
 from mainspring.postgres.database import columns_of, new_ids
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.cluster import SQL as CLUSTER

@@ -14,7 +14,7 @@ from mainspring.domain.outcome_rules import Finish, finish
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflows.states import RunState
+from mainspring.domain.workflows.definition import RunState
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.claims import LeasedRow

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from math import inf
@@ -75,12 +75,11 @@ class Cron:
     hours: tuple[int, ...]
     months: frozenset[int]
     days: Days
-    per_day: int = field(init=False)
     seconds_at_once: ClassVar[float] = inf
 
-    def __post_init__(self) -> None:
-        count = len(self.seconds) * len(self.minutes) * len(self.hours)
-        object.__setattr__(self, "per_day", count)
+    @property
+    def per_day(self) -> int:
+        return len(self.seconds) * len(self.minutes) * len(self.hours)
 
     @property
     def every_hour(self) -> bool:

@@ -22,7 +22,7 @@ from mainspring.domain.schedules.recurrence import (
     Recurrence,
     ZonedRecurrence,
 )
-from mainspring.domain.schedules.zones import DstPolicy, Zone, zone
+from mainspring.domain.schedules.zones import DstPolicy, zone
 
 INSTANT = 1e-6
 """The smallest difference between two stored times."""
@@ -90,21 +90,15 @@ def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
 def timetable(definition: ScheduleDefinition, holidays: tuple[str, ...] = ()) -> "Timetable":
     """Return the timetable of a definition; `holidays` are the dates of its calendars."""
     days = sorted({date.fromisoformat(day) for day in (*definition.exclude, *holidays)})
-    return Timetable(definition, recurrence_of(definition), zone(definition.timezone), days)
+    return Timetable(definition, days)
 
 
 class Timetable:
     """When a schedule is due. Nominal times strictly rise."""
 
-    def __init__(
-        self,
-        definition: ScheduleDefinition,
-        series: Recurrence,
-        where: Zone,
-        excluded: Sequence[date],
-    ) -> None:
-        self._series = series
-        self._zone = where
+    def __init__(self, definition: ScheduleDefinition, excluded: Sequence[date]) -> None:
+        self._series = recurrence_of(definition)
+        self._zone = zone(definition.timezone)
         self._excluded = excluded
         self._excluded_days = frozenset(excluded)
         self._first = definition.start_at if definition.start_at is not None else float("-inf")

@@ -5,6 +5,7 @@ its templates and conditions speak of lies upstream. `checks` sees to that.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -21,6 +22,20 @@ MOST_ITEMS = 10_000
 """Maximum number of tasks of one `foreach`."""
 FEW = 64
 """If more steps than these start at once, each has a partition of its own."""
+
+
+class RunState(StrEnum):
+    """Where a run is. The last three are final."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self not in (RunState.RUNNING, RunState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)

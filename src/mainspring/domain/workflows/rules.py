@@ -18,9 +18,8 @@ from mainspring.domain.schedules.template import rewrite
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.urls import url_problem
 from mainspring.domain.workflows import condition as conditions
-from mainspring.domain.workflows.definition import MOST_ITEMS, Step, TaskTemplate
+from mainspring.domain.workflows.definition import MOST_ITEMS, RunState, Step, TaskTemplate
 from mainspring.domain.workflows.reference import BadReference, Reference, parts, whole
-from mainspring.domain.workflows.states import RunState
 
 MOST_BYTES = 2**20
 """Maximum bytes of a rendered payload, by default."""

@@ -11,8 +11,7 @@ from mainspring.domain.execution import Execution, TaskError
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflows.states import RunState
+from mainspring.domain.workflows.definition import RunState, Step, TaskTemplate, WorkflowDefinition
 
 ITSELF = -1
 """The `item` of a step's own row; its items count from 0."""
