@@ -134,8 +134,7 @@ class ScheduleService:
         name: str | None = None,
         overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
-        """Return schedules, newest first; with `overdue` only those that are late by more
-        seconds."""
+        """Return schedules, newest first; with `overdue` only those late by more seconds."""
         return await SQL["list_schedules"].rows(
             self._database,
             StoredSchedule,

@@ -52,8 +52,7 @@ class AnswerStore(Store):
         )
 
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
-        """Reserve this key for at most `lease` seconds; False if another request has it, or had
-        it."""
+        """Reserve this key for at most `lease` seconds; False if another request has or had it."""
         return await SQL["take_turn"].found(
             self._database,
             tenant_id=turn.tenant_id,

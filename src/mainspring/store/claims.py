@@ -77,8 +77,8 @@ class EngineStore(OutcomeStore):
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
-        """Return what is running in these partitions, and what is due in (after, until]: at most
-        `cap` of each stream, earliest first."""
+        """Return what is running, and what is due in (after, until]: the first `cap` of each
+        stream."""
         rows = await self._database.fetch(
             *SQL["load_window"](partitions=list(partitions), after=after, until=until, cap=cap),
             # Of several one can ask for fewer; one alone has to be read, however much is in it.
@@ -108,8 +108,8 @@ class EngineStore(OutcomeStore):
     async def poll_wakes(
         self, ownership: Ownership, heard: Collection[int], *, limit: int
     ) -> Woken:
-        """Return what others changed in our partitions, by at most `limit` wake rows. They stay
-        until a later call names them as heard."""
+        """Return what others changed, by at most `limit` wake rows. A row stays until it is
+        `heard`."""
         rows = await SQL["poll_wakes"].fetch(
             self._database, **owner_of(ownership), heard=list(heard), limit=limit
         )

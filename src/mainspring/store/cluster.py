@@ -49,8 +49,7 @@ class PartitionRecord(NamedTuple):
 
 
 class ScheduleHealth(NamedTuple):
-    """Overdue schedules of all tenants, since when, and those whose next time came from another tz
-    database; both counts end at ten thousand."""
+    """Overdue schedules, and those with a next time from another tz database: up to 10,000 each."""
 
     overdue: int
     since: datetime | None
@@ -130,8 +129,8 @@ class ClusterStore:
         return {row["owner"]: row["partitions"] for row in rows}
 
     async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
-        """Fence a node that was silent for `ttl` seconds; False if it was not, or has work in
-        flight."""
+        """Fence a node that was silent for `ttl` seconds; False if it was not, or is not done
+        yet."""
         silenced = SQL["declare_dead"].value_or_none(
             self._connection, UUID, node_id=node_id, ttl=ttl
         )

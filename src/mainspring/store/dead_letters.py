@@ -167,8 +167,8 @@ class DeadLetterStore:
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
     ) -> Matches:
-        """Return letters to replay, oldest first: perhaps none, while more follow. `upto` leaves
-        out replays that failed again meanwhile."""
+        """Return letters to replay, oldest first, up to id `upto`; none may come while more
+        follow."""
         scan = max(_SCAN, limit)
         rows = await SQL["find_unresolved"].fetch(
             self._database,
@@ -191,8 +191,7 @@ class DeadLetterStore:
         make: Callable[[StoredLetter], NewTask],
         actor: str,
     ) -> dict[UUID, Replay]:
-        """Make a new task of each letter that has none yet; return the replays of all that
-        exist."""
+        """Make a task of each letter without one; return the replays of all letters that exist."""
         locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
         replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
         fresh = [row["id"] for row in locked if row["id"] not in replays]

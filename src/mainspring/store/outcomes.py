@@ -51,8 +51,7 @@ class OutcomeStore(Store):
         return {row["id"] for row in rows}
 
     async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
-        """Schedule tasks again, guarded by fence; return those that were. One that was asked to
-        cancel is left as it is."""
+        """Schedule tasks again, except those asked to cancel, guarded by fence; return those."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
         return await SQL["retry"].rows(

@@ -160,7 +160,7 @@ class TaskStore:
         return made
 
     async def _analyze_if_grown(self, added: int) -> None:
-        """Analyze before the engine learns of the tasks: by a plan for an empty table a claim takes
+        """Analyze before the engine claims the tasks: by a plan for an empty table that takes
         long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
@@ -168,8 +168,8 @@ class TaskStore:
                 await analyze_if_grown(self._database, added)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
-        """Return which tasks of an insert whose answer was lost exist, with their partitions; a
-        task that is finished already has none."""
+        """Return partitions of those tasks that exist, None if finished, after an insert's answer
+        was lost."""
         rows = await SQL["which_exist"].fetch(
             self._database, tenant_id=tenant_id, ids=list(ids), first=min(ids)
         )
@@ -189,8 +189,8 @@ class TaskStore:
         limit: int,
         payloads: bool = False,
     ) -> RowPage[StoredTask, UUID]:
-        """Return tasks older than `before`; a page may be short and still have a next one. Payloads
-        are empty unless asked for."""
+        """Return tasks older than `before`; a short page may not be the last. No payloads by
+        default."""
         ready = await self._ready()
         # Without a filter every row that is looked at is shown: no need to look at more.
         most = limit if where == _EVERYTHING else self._scan

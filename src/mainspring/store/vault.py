@@ -38,8 +38,7 @@ class NoKey(Conflict):
 
 
 class Vault:
-    """Ciphers of the present key and of those before it. Without any it can seal and open
-    nothing."""
+    """Ciphers of the present key and of those before it; without any, all calls fail."""
 
     def __init__(self, key: bytes | None = None, old_keys: tuple[bytes, ...] = ()) -> None:
         self._current = None if key is None else _key_id(key)

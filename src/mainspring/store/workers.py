@@ -140,8 +140,8 @@ class WorkerStore(Store):
     async def add_logs(
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
-        """Store lines of existing executions, at most `most` of a task and `more_errors` errors
-        beyond; return how many were stored."""
+        """Store lines, at most `most` of a task and `more_errors` errors beyond; return how
+        many."""
         row = await SQL["add_logs"].record(
             self._database,
             tenant_id=tenant_id,

@@ -175,8 +175,8 @@ class Steps:
     async def set_paused(
         self, connection: asyncpg.Connection, head: RunHead, *, paused: bool
     ) -> set[int]:
-        """Pause a run, of which nothing starts then, or resume it. Return the partitions of the
-        tasks that this concerns."""
+        """Pause a run, so that nothing of it starts, or resume it; return the partitions
+        concerned."""
         run, tasks = ("pause_run", "pause_tasks") if paused else ("unpause_run", "unpause_tasks")
         await SQL[run].run(connection, **head.key)
         rows = await SQL[tasks].fetch(connection, **head.key)
@@ -238,8 +238,8 @@ class Steps:
         return touched
 
     async def _join_lists(self, runs: _Advance, touched: _Touched) -> None:
-        """End the steps whose items have all ended first: that may fail the run, and then what
-        waits is not started."""
+        """End steps whose items have all ended: if that fails the run, what waits does not
+        start."""
         whole = [
             (runs.heads[run_id], wait.step)
             for run_id, waiting in touched.items()
@@ -369,8 +369,7 @@ class Steps:
     async def _scope(
         self, connection: asyncpg.Connection, head: RunHead, ready: Sequence[Step]
     ) -> Scope | None:
-        """Return the scope of the templates and conditions of some steps; None when they have
-        none."""
+        """Return the scope of the templates and conditions of steps; None when they have none."""
         if not any(step.has_templates for step in ready):
             return None
         given = await SQL["run_input"].value(connection, bytes, **head.key)
@@ -409,8 +408,7 @@ def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
 
 
 def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:
-    """Return the ends of a skipped step and of those that are skipped for that reason alone: a
-    chain of a thousand steps at once."""
+    """Return the ends of a skipped step and of all steps that are skipped for that reason alone."""
     out, queue = [step.id], [step.id]
     while queue:
         for name in definition.children[queue.pop()]:

@@ -90,8 +90,8 @@ class RunChange(RunTransaction):
     async def reopen(
         self, definition: WorkflowDefinition, kept: Collection[StepProgress], again: int
     ) -> RunHead:
-        """Resume the run with this number of steps to do `again`. If others remain that failed, it
-        does not fail fast once more."""
+        """Resume the run with `again` steps to do; it does not fail fast again for steps that
+        failed."""
         failed = sum(state.state in LOST for state in kept)
         return await SQL["reopen_run"].one(
             self.connection,

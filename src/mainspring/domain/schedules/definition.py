@@ -27,8 +27,7 @@ from mainspring.domain.schedules.zones import DstPolicy, zone
 INSTANT = 1e-6
 """The smallest difference between two stored times."""
 EXCLUDED_AHEAD = 3600.0
-"""Seconds of an excluded day that are decided at once: few rows, and an edit counts within the
-hour."""
+"""Seconds of an excluded day that are decided at once: an edit counts within the hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,8 +187,7 @@ def _refused(times: Sequence[float], reason: str) -> list[Ruling]:
 
 
 def _joined(rulings: Sequence[Ruling]) -> tuple[Ruling, ...]:
-    """Sort the rulings, and join neighbours with the same decision; what fires stays a line of its
-    own."""
+    """Sort the rulings, and join neighbours with the same decision, unless it is to fire."""
     joined: list[Ruling] = []
     for ruling in sorted(rulings, key=lambda r: r.span.first):
         before = joined[-1] if joined else None

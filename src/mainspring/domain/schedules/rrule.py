@@ -94,8 +94,7 @@ class _Parts:
 
 
 class _Times:
-    """The times of each day, as bits of a number, before BYSETPOS chooses among those of longer
-    periods."""
+    """The times of each day, as bits of a number, before BYSETPOS of periods beyond a day."""
 
     def __init__(self, parts: _Parts, begin: datetime) -> None:
         self._unit = _UNITS.get(parts.freq, 0)
@@ -344,8 +343,7 @@ def _parts(given: dict[str, str], begin: datetime) -> _Parts:
 
 
 def _day_parts(given: dict[str, str], freq: Freq, begin: datetime) -> DayParts:
-    """Return the parts that choose days. Numbers that no month, week or year has are not
-    refused."""
+    """Return the parts that choose days; numbers that no month, week or year has are allowed."""
     anywhere = range(-(10**7), 10**7)
     months = _numbers("BYMONTH", given, anywhere)
     month_days = _numbers("BYMONTHDAY", given, anywhere)

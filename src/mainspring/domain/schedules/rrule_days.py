@@ -33,8 +33,7 @@ KINDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DayParts:
-    """The parts of a rule that choose days; an empty one chooses all, negative numbers count from
-    the end."""
+    """The parts that choose days: an empty one all days, a negative number from the end."""
 
     months: frozenset[int] = frozenset()
     month_days: frozenset[int] = frozenset()

@@ -102,8 +102,7 @@ class _Token:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Split a condition into tokens. Only plain strings are allowed: those the library reads
-    alike."""
+    """Split a condition into tokens, with plain strings only: those the library reads alike."""
     end = -1
     before = ""
     for match in _TOKEN.finditer(text):
@@ -159,8 +158,7 @@ def _called(tokens: Sequence[_Token], at: int, names: Sequence[str]) -> bool:
 
 
 def _has_fixed_pattern(tokens: Sequence[_Token], at: int) -> bool:
-    """Whether the pattern is a literal: one from the data could be as long as the text it is
-    matched with."""
+    """Whether the pattern is a literal: one from the data could be as long as the text."""
     around = [token.text for token in tokens[at - 1 : at + 4]] if at else []
     return (
         len(around) == 5

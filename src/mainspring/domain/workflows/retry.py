@@ -1,5 +1,4 @@
-"""Retries of runs: which steps are repeated, and which items of a list need not be. Pure
-functions."""
+"""Retries of runs: which steps and items are repeated. Pure functions."""
 
 from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple

@@ -129,8 +129,7 @@ class Scope:
 
 
 def condition_met(condition: str | None, scope: Scope) -> bool:
-    """Whether a step's condition lets it start; ConditionFailed if it has no answer: the step
-    fails."""
+    """Whether a step's condition lets it start; ConditionFailed if it has no answer."""
     if condition is None:
         return True
     asked = conditions.compiled(condition)
@@ -218,8 +217,7 @@ def _part(value: object, key: str | int, reference: Reference) -> object:
 
 
 class _Filling:
-    """Fills in templates up to a total size: a short template may name a long value a thousand
-    times."""
+    """Templates filled in up to a total size: a short one may name a long value many times."""
 
     def __init__(self, scope: Scope, most: int) -> None:
         self._scope = scope

@@ -30,8 +30,8 @@ LAST_ID = UUID(int=2**128 - 1)
 def next_mark(
     kind: type[Mark], rows: Sequence[asyncpg.Record], limit: int, scan: int
 ) -> Mark | None:
-    """Return where a list goes on after these rows, which say how many were looked at and how far;
-    None at the end."""
+    """Return where a list goes on after rows with the columns id, scanned, edge; None at its
+    end."""
     ids: list[Mark] = [row["id"] for row in rows if row["id"] is not None]
     edge: Mark | None = rows[0]["edge"] if rows[0]["scanned"] == scan else None
     return ids[-1] if len(ids) == limit else edge

@@ -30,8 +30,7 @@ _FORGET_EXPIRED = [
 ]
 
 PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
-"""Tables with a partition per day, and the column that says which (the ledger:
-`ledger_retention`)."""
+"""Tables with a partition per day, and its column; the ledger has partitions per month."""
 _LONGEST_BUILD = 3600.0
 """Seconds that it may take to build an index of one partition."""
 _GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidObjectDefinitionError)
@@ -64,8 +63,8 @@ class HousekeepingStore(Store):
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """Make a partition per day and table, from today on, unless the default partition already
-        has rows of the day."""
+        """Make a partition per day and table, unless the default one already has rows of the
+        day."""
         today, made = await self._tables.today(), Round()
         days = [today + timedelta(offset) for offset in range(days_ahead + 1)]
         for table in PARTITIONED:
@@ -128,8 +127,7 @@ class HousekeepingStore(Store):
         return cleared
 
     async def forget_expired(self, batch: int = 10_000) -> int:
-        """Delete expired idempotency keys and effects, and events that nobody took; return how
-        many."""
+        """Delete expired idempotency keys and effects, and old events; return how many."""
         return sum(
             [
                 await in_batches(partial(forget.value, self._database, int, limit=batch), batch)

@@ -56,8 +56,7 @@ class LedgerRetention(Store):
         return made
 
     async def retire_partitions(self, keep_days: int, archive: ArchiveHook | None = None) -> Round:
-        """Detach old months without recent decisions, hand each to the archive hook, and drop
-        it."""
+        """Detach months without recent decisions, hand each to the archive hook, and drop it."""
         oldest, retired = await self._oldest(keep_days), Round()
         try:
             for name in await self._old("ledger_partitions", oldest):

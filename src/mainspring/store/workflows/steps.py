@@ -98,8 +98,7 @@ class StepTasks:
         steps: Sequence[NewStep],
         run: NewRun | None = None,
     ) -> list[TaskRow]:
-        """Insert steps with their tasks, and a new run; return the tasks that are scheduled at
-        once."""
+        """Insert steps with their tasks, and a new run; return the tasks that are scheduled now."""
         added = await add_steps(tx.connection, tx.ownership, head, steps, run=run)
         await _analyze_if_grown(tx.connection, len(steps))
         return added

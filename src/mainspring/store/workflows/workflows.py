@@ -135,8 +135,7 @@ class WorkflowStore(Store):
         return True
 
     def _definition(self, encoded: bytes) -> WorkflowDefinition:
-        """Decode a definition, or take it from the cache: a run of thousands of steps needs it as
-        often."""
+        """Decode a definition, or take it from the cache: a run may need it thousands of times."""
         known = self._known.get(encoded)
         return known or self._known.keep(encoded, decode_definition(encoded))
 
