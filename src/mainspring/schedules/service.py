@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 
 from mainspring import timezones
-from mainspring.domain.partitions import Ownership
+from mainspring.domain.partitions import NO_OWNERSHIP, Ownership
 from mainspring.domain.schedules.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
@@ -65,13 +65,9 @@ class ScheduleChange:
     def of(cls, schedule: StoredSchedule) -> "ScheduleChange":
         """The schedule as it is: use `dataclasses.replace` for what shall differ."""
         return cls(
-            schedule.state,
-            schedule.name,
-            schedule.definition,
-            schedule.template,
-            schedule.decided_to,
-            schedule.next,
-        )
+            schedule.state, schedule.name, schedule.definition, schedule.template,
+            schedule.decided_to, schedule.next,
+        )  # fmt: skip
 
 
 class Changed(NamedTuple):
@@ -174,7 +170,6 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
         """Lock a schedule, decide what is due of it by its old definition, and write what `decide`
@@ -183,7 +178,7 @@ class ScheduleService:
         decisions = DecidedSchedules()
         locked = await _locked(connection, tenant_id, schedule_id)
         while locked is not None and locked.overdue > 0:
-            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
+            step = await self._occurrence_writer.decide_due(connection, NO_OWNERSHIP, [locked])
             decisions.made += step.made
             decisions.cancelled_in |= step.cancelled_in
             locked = await _locked(connection, tenant_id, schedule_id)
@@ -224,7 +219,6 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
         """Create a task that is due now, beside the timetable. None: there is no such schedule."""
@@ -232,7 +226,7 @@ class ScheduleService:
         if locked is None:
             return None
         task = self._occurrence_writer.manual_task(locked)
-        made = await self._occurrence_writer.create(connection, ownership, [task])
+        made = await self._occurrence_writer.create(connection, NO_OWNERSHIP, [task])
         decisions = DecidedSchedules(made=made)
         await conclude(connection, decisions)
         return decisions
@@ -243,7 +237,6 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         choose: Callable[[StoredSchedule], Sequence[float]],
         max_running: int | None,
         conclude: BeforeCommit[DecidedSchedules],
@@ -262,7 +255,7 @@ class ScheduleService:
         ran = {round(row["nominal"], 6) for row in rows}
         missing = [at for at in times if round(at, 6) not in ran]
         tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
-        made = await self._occurrence_writer.create(connection, ownership, tasks)
+        made = await self._occurrence_writer.create(connection, NO_OWNERSHIP, tasks)
         await record(connection, entries)
         decisions = DecidedSchedules(made=made, decided=len(missing))
         await conclude(connection, decisions)
