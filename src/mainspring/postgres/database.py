@@ -1,9 +1,9 @@
 """The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from operator import attrgetter
 from ssl import SSLContext
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -242,9 +242,14 @@ def sparse(column: list[T]) -> list[T]:
     return column if column.count(cast(T, None)) < len(column) else []
 
 
-def columns_of(fields: Iterable[str], rows: Sequence[object]) -> dict[str, list[Any]]:
+def columns_of(fields: tuple[str, ...], rows: Sequence[object]) -> dict[str, list[Any]]:
     """Return one array per field of these rows, as unnest() wants them, under its name."""
-    return {field: sparse(list(map(attrgetter(field), rows))) for field in fields}
+    return {field: sparse(list(map(get, rows))) for field, get in _getters(fields)}
+
+
+@cache
+def _getters(fields: tuple[str, ...]) -> list[tuple[str, Callable[[object], Any]]]:
+    return [(field, attrgetter(field)) for field in fields]
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:

@@ -54,12 +54,7 @@ class AnswerStore(Store):
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
         """Reserve this key for at most `lease` seconds; False if another request has or had it."""
         return await SQL["take_turn"].found(
-            self._database,
-            tenant_id=turn.tenant_id,
-            key=turn.key,
-            body_hash=body_hash,
-            token=turn.token,
-            lease=lease,
+            self._database, **turn._asdict(), body_hash=body_hash, lease=lease
         )
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
@@ -68,9 +63,7 @@ class AnswerStore(Store):
 
     async def give_up(self, turn: Turn) -> None:
         """End a turn without a response: the next request under the key is served afresh."""
-        await SQL["give_up_turn"].run(
-            self._database, tenant_id=turn.tenant_id, key=turn.key, token=turn.token
-        )
+        await SQL["give_up_turn"].run(self._database, **turn._asdict())
 
 
 async def keep_answer(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:

@@ -93,14 +93,9 @@ class EngineStore(OutcomeStore):
         return await SQL["load_more"].rows(
             self._database,
             TaskRow,
-            partition=stream.partition,
-            tenant_id=stream.tenant_id,
+            **stream._asdict(),
             since=since,
             until=until,
-            queue=stream.queue,
-            capability=stream.capability,
-            concurrency_key=stream.concurrency_key,
-            priority=stream.priority,
             known=list(known),
             limit=limit,
         )

@@ -165,11 +165,8 @@ class SecretStore:
         sealed = None if client_key is None else self._vault.seal(CLIENT_KEY, client_key)
         written = await SQL["put_settings"].found(
             connection,
+            **wanted._asdict(),
             tenant_id=tenant_id,
-            allow=wanted.allow,
-            deny=wanted.deny,
-            ca=wanted.ca,
-            certificate=wanted.certificate,
             sealed_key=sealed,
         )
         if written:

@@ -8,7 +8,7 @@ decision.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
@@ -63,11 +63,28 @@ _ENDED_BY: dict[str | None, RunEnd] = {"cancel": "cancelled", "deadline": "deadl
 
 @dataclass(slots=True)
 class _Plan:
-    """What has been decided about some runs, to be written."""
+    """What is decided about a run, to be written; the lists are those of all runs together."""
 
-    starts: list[StartingStep] = field(default_factory=list)
-    ends: list[Ended] = field(default_factory=list)
-    fans: list[tuple[StartingStep, list[TaskTemplate]]] = field(default_factory=list)
+    head: RunHead
+    definition: WorkflowDefinition
+    since: float
+    """The moment from which the delays of its steps count."""
+    starts: list[StartingStep]
+    ends: list[Ended]
+    fans: list[tuple[StartingStep, list[TaskTemplate]]]
+
+    def skip(self, step: Step) -> None:
+        """Plan to skip a step and all that are skipped for that reason alone: a chain of a thousand
+        steps is skipped at once."""
+        head, queue = self.head, [step.id]
+        while queue:
+            skipped = queue.pop()
+            self.ends.append(Ended(head.tenant_id, head.id, skipped, TaskState.SKIPPED))
+            for name in self.definition.children[skipped]:
+                child = self.definition.by_id[name]
+                alone = len(child.needs) == 1
+                if alone and decide(child, 1, 0, 0, 1, 1) is StepDecision.SKIP:
+                    queue.append(name)
 
 
 _Touched = dict[UUID, list[WaitingStep]]
@@ -279,7 +296,8 @@ class Steps:
     async def _follow(self, runs: _Advance, touched: _Touched) -> list[Ended]:
         """Release what may start; return what ends without having run."""
         tx, connection = runs.tx, runs.tx.connection
-        plan, stopped = _Plan(), list[Ended]()
+        starts, ends, stopped = list[StartingStep](), list[Ended](), list[Ended]()
+        fans: list[tuple[StartingStep, list[TaskTemplate]]] = []
         for run_id, concerned in touched.items():
             head, waiting = runs.heads[run_id], concerned
             if head.state == "paused":
@@ -290,74 +308,59 @@ class Steps:
                 runs.heads[run_id] = head = head._replace(stopping="failure")
                 over = {e.step for e in stopped if e.run_id == run_id}
                 waiting = [w for w in waiting if w.step not in over]
-            await self._decide(connection, head, definition, waiting, runs.since[run_id], plan)
-        if len(plan.starts) + len(plan.ends) > LARGE:
+            plan = _Plan(head, definition, runs.since[run_id], starts, ends, fans)
+            await self._decide(connection, plan, waiting)
+        if len(starts) + len(ends) > LARGE:
             await SQL["plan_anew"].run(connection)
-        await self.tasks.release(tx, plan.starts)
-        for start, made in plan.fans:
+        await self.tasks.release(tx, starts)
+        for start, made in fans:
             if await self.tasks.fan_out(tx, start, made):
-                plan.ends.append(await self._join(connection, start.run, start.step.id))
-        return stopped + await self.tasks.end(tx, plan.ends)
+                ends.append(await self._join(connection, start.run, start.step.id))
+        return stopped + await self.tasks.end(tx, ends)
 
     async def _decide(
-        self,
-        connection: asyncpg.Connection,
-        head: RunHead,
-        definition: WorkflowDefinition,
-        waiting: Sequence[WaitingStep],
-        since: float,
-        plan: _Plan,
+        self, connection: asyncpg.Connection, plan: _Plan, waiting: Sequence[WaitingStep]
     ) -> None:
         ready: list[Step] = []
         for wait in waiting:
             if wait.state == "expanded":
                 continue
-            step = definition.by_id[wait.step]
-            match decide(
+            step = plan.definition.by_id[wait.step]
+            decision = decide(
                 step, wait.finished, wait.succeeded, wait.failed, wait.skipped, wait.needed
-            ):
-                case StepDecision.START:
-                    ready.append(step)
-                case StepDecision.SKIP:
-                    plan.ends += _left_out(head, definition, step)
-                case StepDecision.WAIT:
-                    pass
+            )
+            if decision is StepDecision.START:
+                ready.append(step)
+            elif decision is StepDecision.SKIP:
+                plan.skip(step)
         if not ready:
             return
-        scope = await self._scope(connection, head, ready)
+        scope = await self._scope(connection, plan.head, ready)
         for step in ready:
-            self._prepare(head, definition, step, scope, since, plan)
+            self._prepare(plan, step, scope)
 
-    def _prepare(
-        self,
-        head: RunHead,
-        definition: WorkflowDefinition,
-        step: Step,
-        scope: Scope | None,
-        since: float,
-        plan: _Plan,
-    ) -> None:
+    def _prepare(self, plan: _Plan, step: Step, scope: Scope | None) -> None:
         """Plan the start of a step, by its condition and with its templates filled in."""
-        due = round(since + step.delay, 6)
+        due = round(plan.since + step.delay, 6)
         if step.template.jitter:
             due = round(due + self._rng.uniform(0, step.template.jitter), 6)
+        head = plan.head
+        start = StartingStep(head, step, due, None)
         if scope is None:
-            plan.starts.append(StartingStep(head, step, due, None))
+            plan.starts.append(start)
             return
         most = self._most_bytes
         try:
             check_readable(step, scope)
             if not condition_met(step.condition, scope):
-                plan.ends += _left_out(head, definition, step)
+                plan.skip(step)
                 return
             found = items(step, scope)
             if found is None:
-                plan.starts.append(
-                    StartingStep(head, step, due, render(step.template, scope, most))
-                )
+                plan.starts.append(start._replace(template=render(step.template, scope, most)))
                 return
             made = list(render_each(step, scope, found, most))
-            plan.fans.append((StartingStep(head, step, due, None), made))
+            plan.fans.append((start, made))
             if not made:
                 end = Ended(head.tenant_id, head.id, step.id, TaskState.COMPLETED, result=b"[]")
                 plan.ends.append(end)
@@ -405,16 +408,3 @@ def _stopped(head: RunHead, row: asyncpg.Record, why: str) -> Ended:
     if why == "failure" and row["state"] == "blocked":
         state, error = TaskState.SKIPPED, TaskError(FAIL_FAST, "another step had failed")
     return Ended(head.tenant_id, head.id, row["step"], state, row["item"], error=error)
-
-
-def _left_out(head: RunHead, definition: WorkflowDefinition, step: Step) -> list[Ended]:
-    """Return the ends of a skipped step and of all steps that are skipped for that reason alone."""
-    out, queue = [step.id], [step.id]
-    while queue:
-        for name in definition.children[queue.pop()]:
-            child = definition.by_id[name]
-            alone = len(child.needs) == 1
-            if alone and decide(child, 1, 0, 0, 1, 1) is StepDecision.SKIP:
-                out.append(name)
-                queue.append(name)
-    return [Ended(head.tenant_id, head.id, name, TaskState.SKIPPED) for name in out]
