@@ -86,10 +86,7 @@ def _report_columns(reports: Sequence[Report]) -> dict[str, object]:
     """Return one array per field of these reports."""
     fields = ("outcome", "started", "finished", "error", "status_code", "response")
     executions = [r.execution for r in reports]
-    return {
-        **columns_of(("tenant_id", "id", "fence"), executions),
-        **columns_of(fields, reports),
-    }
+    return {**columns_of(("tenant_id", "id", "fence"), executions), **columns_of(fields, reports)}
 
 
 def by_task(item: Finish | RetryLater) -> tuple[int, UUID]:

@@ -164,10 +164,7 @@ class SecretStore:
         """Replace a tenant's settings; False when there is no such tenant."""
         sealed = None if client_key is None else self._vault.seal(CLIENT_KEY, client_key)
         written = await SQL["put_settings"].found(
-            connection,
-            **wanted._asdict(),
-            tenant_id=tenant_id,
-            sealed_key=sealed,
+            connection, **wanted._asdict(), tenant_id=tenant_id, sealed_key=sealed
         )
         if written:
             await write_entry(

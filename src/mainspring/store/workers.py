@@ -103,9 +103,7 @@ class WorkerStore(Store):
         """Note workers that were heard of; return those that are still the current ones."""
         ordered = sorted(touches, key=lambda touch: touch[:2])
         rows = await SQL["touch_workers"].fetch(
-            self._database,
-            **columns_of(Touch._fields, ordered),
-            most_names=MOST_NAMES,
+            self._database, **columns_of(Touch._fields, ordered), most_names=MOST_NAMES
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 

@@ -20,7 +20,7 @@ from mainspring.postgres.rows import read_row
 from mainspring.store.claims import LeasedRow
 from mainspring.store.outcomes import SQL as OUTCOMES
 from mainspring.store.outcomes import by_task, finish_arguments
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, ref_columns
 from mainspring.store.workflows.step_rows import (
     ITSELF,
     NO_STEP_LEASES,
@@ -130,9 +130,7 @@ class StepOutcomes:
         started."""
         rows = await SQL["lost_steps"].fetch(
             self._database,
-            tenant_ids=[h.tenant_id for h in held],
-            ids=[h.id for h in held],
-            fences=[h.guard for h in held],
+            **ref_columns(held, "fences"),
             count_crash=list(count_crash),
             presumed=list(presumed),
         )

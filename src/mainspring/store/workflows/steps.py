@@ -92,11 +92,7 @@ class StepTasks:
         return [e for e in ordered if (e.run_id, e.step, e.item) in gone]
 
     async def add(
-        self,
-        tx: RunTransaction,
-        head: RunHead,
-        steps: Sequence[NewStep],
-        run: NewRun | None = None,
+        self, tx: RunTransaction, head: RunHead, steps: Sequence[NewStep], run: NewRun | None = None
     ) -> list[TaskRow]:
         """Insert steps with their tasks, and a new run; return the tasks that are scheduled now."""
         added = await add_steps(tx.connection, tx.ownership, head, steps, run=run)
