@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -123,32 +122,24 @@ class DeadLetterStore:
         payloads: bool,
     ) -> RowPage[StoredLetter, UUID]:
         """Return letters older than `before`; a page may be short and still have a next one."""
-        look = partial(self._look, tenant_id, where, payloads)
-        return await fill(look, before, limit, heavy=payloads)
+        heaviest = HEAVIEST_PAGE if payloads else 2**62
+        wanted = {"tenant_id": tenant_id, "heaviest": heaviest, **where.kinds, **where.texts}
 
-    async def _look(
-        self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> RowPage[StoredLetter, UUID]:
-        rows = await SQL["find_letters"].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            scan=_SCAN,
-            **where.kinds,
-            **where.texts,
-            limit=limit,
-            heaviest=HEAVIEST_PAGE if payloads else 2**62,
-        )
-        ids = [row["id"] for row in rows if row["id"] is not None]
-        scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
-        letters = await SQL["read_letters"].fetch(
-            self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
-        )
-        if ids and (len(ids) == limit or len(ids) < found):
-            next_before = ids[-1]
-        else:
-            next_before = edge if scanned == _SCAN else None
-        return RowPage([_letter(row) for row in letters], next_before)
+        async def look(before: UUID | None, limit: int) -> RowPage[StoredLetter, UUID]:
+            marks = {"before": before or LAST_ID, "limit": limit, "scan": _SCAN}
+            rows = await SQL["find_letters"].fetch(self._database, **wanted, **marks)
+            ids = [row["id"] for row in rows if row["id"] is not None]
+            scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
+            letters = await SQL["read_letters"].fetch(
+                self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
+            )
+            if ids and (len(ids) == limit or len(ids) < found):
+                next_before = ids[-1]
+            else:
+                next_before = edge if scanned == _SCAN else None
+            return RowPage([_letter(row) for row in letters], next_before)
+
+        return await fill(look, before, limit, heavy=payloads)
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int

@@ -50,7 +50,9 @@ class LedgerRetention(Store):
         missing: list[NewPartition] = []
         for month, end in _months(today, today + timedelta(days_ahead)):
             first = month if covered is None else max(month, covered)
-            if first < end and not await self._in_default(first, end):
+            if first < end and not await SQL["in_default"].value(
+                self._database, bool, first=_midnight(first), end=_midnight(end)
+            ):
                 missing.append(NewPartition(_name(month), first, end))
         await self._tables.make_partitions(_LEDGER, missing, largest_default, made)
         return made
@@ -110,11 +112,6 @@ class LedgerRetention(Store):
                 raise InUse("a line of it was decided just now")
 
         await self._tables.transact(work)
-
-    async def _in_default(self, first: date, end: date) -> bool:
-        return await SQL["in_default"].value(
-            self._database, bool, first=_midnight(first), end=_midnight(end)
-        )
 
     async def _oldest(self, keep_days: int) -> datetime:
         return _midnight(await self._tables.today() - timedelta(keep_days))
