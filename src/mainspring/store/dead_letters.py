@@ -192,7 +192,19 @@ class DeadLetterStore:
             connection, tenant_id=tenant_id, ids=fresh, payloads=True
         )
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
-        return replays | await self._create(connection, tenant_id, made, actor)
+        creation = Creation(tenant_id, list(made.values()))
+        created = await TASKS["create_tasks"].fetch(
+            connection, **creation_arguments([creation], NO_OWNERSHIP, self._near)
+        )
+        partitions = {row["id"]: row["partition"] for row in created}
+        if len(partitions) < len(made):
+            return replays  # the tenant is gone, and with it everything that it may do
+        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
+        await _mark_replayed(connection, tenant_id, replayed_as, actor)
+        return replays | {
+            letter_id: Replay(task.id, task, partitions[task.id])
+            for letter_id, task in made.items()
+        }
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """Count how these tasks ended; one that failed and will be retried counts as failed."""
@@ -215,28 +227,6 @@ class DeadLetterStore:
         if gone:
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
         return gone
-
-    async def _create(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        made: Mapping[UUID, NewTask],
-        actor: str,
-    ) -> dict[UUID, Replay]:
-        """Insert the new tasks of letters that are locked."""
-        tasks = list(made.values())
-        created = await TASKS["create_tasks"].fetch(
-            connection, **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
-        )
-        partitions = {row["id"]: row["partition"] for row in created}
-        if len(partitions) < len(tasks):
-            return {}  # the tenant is gone, and with it everything that it may do
-        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
-        await _mark_replayed(connection, tenant_id, replayed_as, actor)
-        return {
-            letter_id: Replay(task.id, task, partitions[task.id])
-            for letter_id, task in made.items()
-        }
 
 
 async def mark_letters_replayed(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -194,7 +193,27 @@ class TaskStore:
         ready = await self._ready()
         # Without a filter every row that is looked at is shown: no need to look at more.
         most = limit if where == _EVERYTHING else self._scan
-        read = partial(self._read, tenant_id, where, payloads)
+        unfinished = where.state is None or not TaskState(where.state).final
+        finished = where.state is None or TaskState(where.state).final
+
+        async def read(
+            path: ListPath, scan: int, before: UUID | None, limit: int
+        ) -> RowPage[StoredTask, UUID]:
+            """Return what one path finds among `scan` rows, and how far it got."""
+            rows = await _LISTS[path].fetch(
+                self._database,
+                tenant_id=tenant_id,
+                before=before or LAST_ID,
+                scan=scan,
+                unfinished=unfinished,
+                finished=finished,
+                limit=limit,
+                payloads=payloads,
+                **asdict(where),
+            )
+            tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
+            return RowPage(tasks, rows[0]["edge"])
+
         search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
         return await fill(search.look, before, limit)
 
@@ -204,33 +223,6 @@ class TaskStore:
             rows = await SQL["ready_indexes"].fetch(self._database)
             self._indexes = frozenset(row["name"] for row in rows)
         return self._indexes
-
-    async def _read(
-        self,
-        tenant_id: int,
-        where: TaskFilter,
-        payloads: bool,
-        path: ListPath,
-        scan: int,
-        before: UUID | None,
-        limit: int,
-    ) -> RowPage[StoredTask, UUID]:
-        """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
-        unfinished = where.state is None or not TaskState(where.state).final
-        finished = where.state is None or TaskState(where.state).final
-        rows = await _LISTS[path].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            scan=scan,
-            unfinished=unfinished,
-            finished=finished,
-            limit=limit,
-            payloads=payloads,
-            **asdict(where),
-        )
-        tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
-        return RowPage(tasks, rows[0]["edge"])
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None

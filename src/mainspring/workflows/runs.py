@@ -190,32 +190,26 @@ class WorkflowRunService:
         self, ownership: Ownership, run: NewRun, conclude: BeforeCommit[Moved] | None = None
     ) -> Moved | None:
         """Begin a run; None when its tenant is gone. `conclude` is the last to happen with it."""
-        plain = _plain_roots(run.definition)
-        mixed = len(plain) < len(run.definition.roots)
-        if conclude is not None or mixed or len(run.definition.steps) > LARGE:
-            return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
-        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await add_steps(self._database, ownership, run.head, added, run=run)
-        return Moved(rows) if rows else None
+        definition = run.definition
+        plain = _plain_roots(definition)
+        mixed = len(plain) < len(definition.roots)
+        added = self._new_steps(definition, definition.by_id, run.now, plain)
+        if conclude is None and not mixed and len(definition.steps) <= LARGE:
+            rows = await add_steps(self._database, ownership, run.head, added, run=run)
+            return Moved(rows) if rows else None
 
-    async def _begin(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        run: NewRun,
-        conclude: BeforeCommit[Moved] | None,
-    ) -> Moved | None:
-        plain = _plain_roots(run.definition)
-        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        tx = RunTransaction(connection, ownership, run.now)
-        tx.moved.rows += await self._steps.tasks.add(tx, run.head, added, run)
-        if len(plain) < len(run.definition.roots):
-            await self._steps.reconsider(tx, run.head)
-        if not (tx.moved.rows or tx.moved.ended):
-            return None
-        if conclude is not None:
-            await conclude(connection, tx.moved)
-        return tx.moved
+        async def begin(connection: asyncpg.Connection) -> Moved | None:
+            tx = RunTransaction(connection, ownership, run.now)
+            tx.moved.rows += await self._steps.tasks.add(tx, run.head, added, run)
+            if mixed:
+                await self._steps.reconsider(tx, run.head)
+            if not (tx.moved.rows or tx.moved.ended):
+                return None
+            if conclude is not None:
+                await conclude(connection, tx.moved)
+            return tx.moved
+
+        return await self._database.transact(begin)
 
     @locks_run
     async def cancel(self, change: RunChange) -> Moved:

@@ -67,7 +67,22 @@ class TaskChangeService:
         chosen = decide(locked)
         if not isinstance(chosen, TaskChange):
             return chosen
-        await self._write(connection, tenant_id, locked, chosen)
+        if TaskState(chosen.state).final:
+            written = await SQL["end_task"].found(
+                connection, **key, rev=locked.rev, state=chosen.state
+            )
+            ended = (locked.workflow_run_id, locked.step)
+            await self._steps.count_cancelled(connection, tenant_id, [ended])
+        else:
+            if locked.workflow_run_id is not None and locked.step is not None:
+                run_id, step = locked.workflow_run_id, locked.step
+                await self._steps.mark_step_changed(connection, tenant_id, run_id, step)
+            written = await SQL["change_task"].found(
+                connection, **key, rev=locked.rev, **asdict(chosen)
+            )
+        if not written:
+            raise AssertionError("a locked task cannot have changed")
+        await SQL["wake"].run(connection, partition=locked.partition, **key)
         return True
 
     @transaction
@@ -113,27 +128,6 @@ class TaskChangeService:
         async for page in self._pages(tenant_id, where):
             if page:
                 yield await self._cancel(tenant_id, list(page), where, actor)
-
-    async def _write(
-        self, connection: asyncpg.Connection, tenant_id: int, locked: LockedTask, change: TaskChange
-    ) -> None:
-        key = {"tenant_id": tenant_id, "task_id": locked.id}
-        if TaskState(change.state).final:
-            written = await SQL["end_task"].found(
-                connection, **key, rev=locked.rev, state=change.state
-            )
-            ended = (locked.workflow_run_id, locked.step)
-            await self._steps.count_cancelled(connection, tenant_id, [ended])
-        else:
-            if locked.workflow_run_id is not None and locked.step is not None:
-                run_id, step = locked.workflow_run_id, locked.step
-                await self._steps.mark_step_changed(connection, tenant_id, run_id, step)
-            written = await SQL["change_task"].found(
-                connection, **key, rev=locked.rev, **asdict(change)
-            )
-        if not written:
-            raise AssertionError("a locked task cannot have changed")
-        await SQL["wake"].run(connection, partition=locked.partition, **key)
 
     async def _pages(self, tenant_id: int, where: TaskFilter) -> AsyncIterator[dict[UUID, str]]:
         """Yield all that match, oldest first, each with its state."""

@@ -99,19 +99,12 @@ class TableChanges(Store):
 
     async def clear(self, allow: Statement, clear: Statement, oldest: date, batch: int) -> int:
         """Delete old rows of a table, some at a time; return how many rows were deleted."""
-        return await in_batches(lambda: self._clear_some(allow, clear, oldest, batch), batch)
 
-    @transaction
-    async def _clear_some(
-        self,
-        connection: asyncpg.Connection,
-        allow: Statement,
-        clear: Statement,
-        oldest: date,
-        batch: int,
-    ) -> int:
-        await allow.run(connection)
-        return await clear.value(connection, int, oldest=oldest, limit=batch)
+        async def clear_some(connection: asyncpg.Connection) -> int:
+            await allow.run(connection)
+            return await clear.value(connection, int, oldest=oldest, limit=batch)
+
+        return await in_batches(lambda: self._database.transact(clear_some), batch)
 
     async def drop_detached(
         self, names: list[str], archive: ArchiveHook | None, retired: Round
