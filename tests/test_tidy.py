@@ -206,7 +206,7 @@ def test_a_transaction_uses_no_second_connection() -> None:
         for module in modules()
         for method in ast.walk(module.tree)
         if isinstance(method, ast.AsyncFunctionDef)
-        and {"connection", "change"} & {arg.arg for arg in method.args.args}
+        and {"connection", "change", "tx"} & {arg.arg for arg in method.args.args}
         for used in ast.walk(method)
         if isinstance(used, ast.Attribute) and used.attr in ("_database", "database")
     )

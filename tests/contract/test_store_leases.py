@@ -6,7 +6,8 @@ from contract.store_set import StoreSet, finish, held
 from mainspring.domain.capability import Offer
 from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.partitions import Ownership
-from mainspring.store.leases import ExtendedLease, HeldHeartbeat
+from mainspring.store.claims import ExtendedLease
+from mainspring.store.leases import HeldHeartbeat
 from mainspring.store.task_refs import WorkerPick
 
 OFFER = Offer(frozenset({"default"}), frozenset({"work"}))

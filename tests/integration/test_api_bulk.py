@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainspring.store.lists.index_paths import TaskFilter
-from mainspring.workflows import bulk_cancel as bulk
+from mainspring.workflows import task_changes
 from mainspring.workflows.advancing import new_steps
 from support.finished_tasks import INJECTIONS, TaskFinisher
 from support.in_process_api import InProcessApi
@@ -97,7 +97,7 @@ async def test_only_what_matches(api: InProcessApi, tasks: TaskFinisher) -> None
 async def test_many_are_cancelled_in_steps(
     api: InProcessApi, tasks: TaskFinisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "CHUNK", 7)
+    monkeypatch.setattr(task_changes, "CHUNK", 7)
     batch = {"tasks": [{"target": {"type": "handler", "name": "x"}, "delay": 60}] * 40}
     assert (await api.admin.post("/v1/tasks/batch", batch)).status == 201
     assert await cancel(api, "?dry_run=true") == (40, 0)
@@ -111,11 +111,11 @@ async def test_the_scan_goes_on_where_nothing_matches(
 ) -> None:
     for n in range(9):
         await tasks.make(name="last" if n == 8 else "other")
-    narrow = bulk.BulkChanges(api.database, new_steps(Random(1)), scan=2)
+    narrow = task_changes.TaskChangeService(api.database, new_steps(Random(1)), 2)
     where = TaskFilter(name="last")
     tenant = api.tenants["a"]
     assert (await narrow.count_cancellable(tenant, where)).ended == 1
-    done = [step async for step in narrow.cancel(tenant, where, "me")]
+    done = [step async for step in narrow.cancel_matching(tenant, where, "me")]
     assert [step.ended for step in done] == [1]
 
 

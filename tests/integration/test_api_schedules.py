@@ -579,10 +579,10 @@ async def test_overdue_schedules_are_found(schedule_api: ScheduleApi) -> None:
 
 async def test_each_overdue_time_is_reported_once(schedule_api: ScheduleApi) -> None:
     schedule = await schedule_api.make(cron="* * * * *")
-    assert await schedule_api.schedules.tell_overdue(10, limit=100) == []
+    assert await schedule_api.schedules.report_overdue(10, limit=100) == []
     await schedule_api.outage(schedule, 300)
     told = await asyncio.gather(
-        *(schedule_api.schedules.tell_overdue(10, limit=100) for _ in range(4))
+        *(schedule_api.schedules.report_overdue(10, limit=100) for _ in range(4))
     )
     assert sorted(told) == [[], [], [], [schedule["id"]]], "whichever node looks first"
     [event] = await schedule_api.api.database.fetch("SELECT tenant_id, kind, body FROM outbox")
@@ -593,9 +593,9 @@ async def test_each_overdue_time_is_reported_once(schedule_api: ScheduleApi) -> 
     assert event["body"]["schedule_id"] == schedule["id"]
     assert event["body"]["name"] == schedule["name"]
     await schedule_api.decide()
-    assert await schedule_api.schedules.tell_overdue(10, limit=100) == []
+    assert await schedule_api.schedules.report_overdue(10, limit=100) == []
     await schedule_api.outage(schedule, 200)
-    assert await schedule_api.schedules.tell_overdue(10, limit=100) == [schedule["id"]]
+    assert await schedule_api.schedules.report_overdue(10, limit=100) == [schedule["id"]]
 
 
 async def test_a_receiver_that_is_gone_ends_the_schedule(schedule_api: ScheduleApi) -> None:

@@ -19,7 +19,6 @@ from mainspring.domain.task import TaskState
 from mainspring.postgres.database import Database, DatabaseOptions
 from mainspring.store.keys import KeyStore
 from mainspring.store.lists import paging
-from mainspring.store.lists import search as list_search
 from mainspring.store.lists.index_paths import INDEXES, TaskFilter
 from mainspring.store.tasks import TaskStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
@@ -328,7 +327,7 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             tasks = TaskStore(database, near=30, scan=scan)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(paging, "TIME_LIMIT", timeout)
-                patch.setattr(list_search, "FIRST_SCANS", scans)
+                patch.setattr(paging, "FIRST_SCANS", scans)
                 found = runner.run(walk(tasks, tenant_id, where, limit))
                 assert found == [row.id for row in wanted]
                 first = runner.run(tasks.list(tenant_id, where, before=None, limit=limit))

@@ -17,8 +17,8 @@ from mainspring.store.outcomes import SQL as OUTCOMES
 from mainspring.store.outcomes import finish_arguments
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workflows import steps
-from mainspring.store.workflows.step_rows import Ended, Moved, RunHead, StartingStep
-from mainspring.workflows.results import ended_of
+from mainspring.store.workflows.step_rows import Ended, Moved, RunHead, RunTransaction, StartingStep
+from mainspring.workflows.results import reported_end
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
 
@@ -51,12 +51,16 @@ async def test_nothing_that_names_another_tenant_moves_a_run(world: RunWorld) ->
     now = await world.now()
     head = RunHead(stranger, run, "flow", 1, "running", None, 2, 0)
     ended, moved = [Ended(stranger, run, "a", TaskState.COMPLETED)], Moved()
+
+    def tx(connection: asyncpg.Connection) -> RunTransaction:
+        return RunTransaction(connection, world.ownership, now, moved)
+
     start = StartingStep(head, PAIR.by_id["b"], now, None)
     works: list[Callable[[asyncpg.Connection], Awaitable[object]]] = [
-        lambda c: world.steps.advance_runs(c, world.ownership, ended, now),
-        lambda c: world.steps.tasks.end(c, ended, moved),
-        lambda c: world.steps.tasks.release(c, world.ownership, [start], moved),
-        lambda c: world.steps.pause(c, head),
+        lambda c: world.steps.advance_runs(tx(c), ended),
+        lambda c: world.steps.tasks.end(tx(c), ended),
+        lambda c: world.steps.tasks.release(tx(c), [start]),
+        lambda c: world.steps.set_paused(c, head, paused=True),
     ]
     for work in works:
         await world.database.transact(work)
@@ -162,12 +166,12 @@ async def test_a_join_starts_once_even_if_nobody_holds_the_run(
     now = await world.now()
     async with other.transaction():
         ended = await _record(world, other, finish(a))
-        first = await world.steps.advance_runs(other, world.ownership, ended, now)
+        first = await _advance(world, other, ended, now)
 
         async def second() -> Moved:
             async with third.transaction():
                 ended = await _record(world, third, finish(b))
-                return await world.steps.advance_runs(third, world.ownership, ended, now)
+                return await _advance(world, third, ended, now)
 
         counting = asyncio.create_task(second())
         await eventually(lambda: _waits(world), within=5, what="the second counts after the first")
@@ -189,14 +193,14 @@ async def _at_once(
     async def fail() -> Moved:
         async with another.transaction():
             ended = await _record(world, another, finish(failed, TaskState.FAILED))
-            return await world.steps.advance_runs(another, world.ownership, ended, now)
+            return await _advance(world, another, ended, now)
 
     async with one.transaction():
         ended = await _record(world, one, finish(succeeded))
         failing = asyncio.create_task(fail())
         try:
             await eventually(lambda: _waits(world), within=5, what="the other one waits")
-            first = await world.steps.advance_runs(one, world.ownership, ended, now)
+            first = await _advance(world, one, ended, now)
         except BaseException:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
@@ -204,12 +208,18 @@ async def _at_once(
     return [len(first.rows), len((await failing).rows)]
 
 
+async def _advance(
+    world: RunWorld, connection: asyncpg.Connection, ended: list[Ended], now: float
+) -> Moved:
+    return await world.steps.advance_runs(RunTransaction(connection, world.ownership, now), ended)
+
+
 async def _record(world: RunWorld, connection: asyncpg.Connection, done: Finish) -> list[Ended]:
     """What happens before a run moves on: it is held, and the outcome is written."""
-    await world.steps.hold(connection, [(world.tenant_id, _run_of(done))])
+    await world.steps.lock_runs(connection, [(world.tenant_id, _run_of(done))])
     rows = await connection.fetch(*OUTCOMES["finish"](**finish_arguments(world.ownership, [done])))
     assert len(rows) == 1
-    return [ended_of(done)]
+    return [reported_end(done)]
 
 
 def _run_of(done: Finish) -> UUID:

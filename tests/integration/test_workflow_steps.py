@@ -14,7 +14,7 @@ from mainspring.errors import Conflict
 from mainspring.postgres.database import DatabaseOptions, connect
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.workflows.step_rows import Moved, RunHead, StartingStep
+from mainspring.store.workflows.step_rows import Moved, RunHead, RunTransaction, StartingStep
 from mainspring.store.workflows.steps import StepTasks
 from support.runs import RunWorld, finish, step, workflow
 from support.waiting import eventually
@@ -240,7 +240,9 @@ async def test_a_step_that_two_release_at_once_is_released_by_one(world: RunWorl
     tasks, moved = StepTasks(TaskIds(Random(1))), [Moved() for _ in range(4)]
 
     async def release(told: Moved) -> None:
-        await world.database.transact(lambda c: tasks.release(c, world.ownership, [start], told))
+        await world.database.transact(
+            lambda c: tasks.release(RunTransaction(c, world.ownership, start.due, told), [start])
+        )
 
     await asyncio.gather(*map(release, moved))
     assert [len(told.rows) for told in moved].count(1) == 1

@@ -8,15 +8,15 @@ import msgspec
 from mainspring.domain.execution import Outcome
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.task import TaskSpec
+from mainspring.store.claims import ExtendedLease
+from mainspring.store.cluster import MessageStore
 from mainspring.store.leases import (
-    ExtendedLease,
     HeldExecution,
     HeldHeartbeat,
     Judged,
     LeasedTask,
     LeaseStore,
 )
-from mainspring.store.node_messages import MessageStore
 from mainspring.store.task_refs import WorkerPick
 from mainspring.store.workers import Touch, WorkerStore
 from simulation.remote import Link, OverLink

@@ -16,7 +16,7 @@ from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
 from mainspring.store import cluster
-from mainspring.store.claims import EngineStore, Extended, Woken
+from mainspring.store.claims import EngineStore, ExtendedLease, Woken
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made
 from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen, TaskRef
@@ -97,7 +97,7 @@ class RemoteEngineStore(OverLink[MemoryStore], EngineStore):
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         return await self._link.call(lambda: self._store.leased_to(tasks, worker=worker))
 
-    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[ExtendedLease]:
         asked = list(held)
         return await self._link.call(lambda: self._store.extend(asked, lease=lease))
 

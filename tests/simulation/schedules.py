@@ -145,7 +145,7 @@ class RemoteSchedules(ScheduleService):
     async def overdue(self, seconds: float) -> OverdueSchedules:
         return await self._link.call(lambda: OverdueSchedules(self._memory.overdue(seconds), None))
 
-    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
+    async def report_overdue(self, seconds: float, *, limit: int) -> list[str]:
         return []
 
     async def retime(self, partitions: Collection[int], *, limit: int) -> int:

@@ -17,7 +17,7 @@ from mainspring.domain.partitions import Ownership, partition_of
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.domain.tenant import TenantLimits
-from mainspring.store.claims import Extended, Woken, read_spec
+from mainspring.store.claims import ExtendedLease, Woken, read_spec
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.task_refs import Seen, TaskRef
 from mainspring.store.tasks import LockedTask, TaskChange
@@ -127,13 +127,13 @@ class MemoryStore(MemoryCluster):
         found = [self._find(*name) for name in tasks]
         return [assignment_of(t) for t in found if t is not None and t.worker == worker]
 
-    def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+    def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[ExtendedLease]:
         extended = []
         for ref in sorted(held):
             task = self._current_try(ref.tenant_id, ref.id, ref.guard)
             if task is not None:
                 end = task.lease_until = self.now() + lease
-                extended.append(Extended(task.tenant_id, task.id, end, task.cancel_requested))
+                extended.append(ExtendedLease(task.tenant_id, task.id, end, task.cancel_requested))
         self.committed("extend")
         return extended
 

@@ -19,11 +19,11 @@ from mainspring.domain.task import Target, TaskSpec, TaskState
 from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
 from mainspring.postgres.database import Database
 from mainspring.store.task_refs import TaskRef
+from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.step_rows import NO_STEP_LEASES, NewRun, StepLeaseOffer
 from mainspring.store.workflows.workflow_runs import StoredStep
 from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
-from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes, StepsFinished
 from mainspring.workflows.runs import WorkflowRunService
 from support.store import OwnerWorld

@@ -20,7 +20,7 @@ from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
-from mainspring.store.claims import Extended
+from mainspring.store.claims import ExtendedLease
 from mainspring.store.task_refs import Seen, TaskRef
 from support.rows import execution, row, task_id
 from support.waiting import eventually
@@ -69,9 +69,9 @@ class Leases:
         rows = [row(pick.id.int, capability="http", due=NOW) for pick in picks]
         return [execution(found, lease_end=NOW + LEASE) for found in rows]
 
-    async def extend(self, held: Sequence[TaskRef], *, lease: float) -> list[Extended]:
+    async def extend(self, held: Sequence[TaskRef], *, lease: float) -> list[ExtendedLease]:
         self.extended += [ref.id for ref in held]
-        return [Extended(ref.tenant_id, ref.id, NOW + lease, False) for ref in held]
+        return [ExtendedLease(ref.tenant_id, ref.id, NOW + lease, False) for ref in held]
 
     async def expire_leases(self, _held: Sequence[TaskRef], **_known: Sequence[UUID]) -> Seen:
         self.losing.set()

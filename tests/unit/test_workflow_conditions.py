@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mainspring.domain.task import TaskState
 from mainspring.domain.workflows.condition import BadCondition, ConditionFailed, compiled
-from mainspring.domain.workflows.rules import Scope, StepResult, holds
+from mainspring.domain.workflows.rules import Scope, StepResult, condition_met
 
 SCOPE = Scope(
     {"n": 5, "f": 1.5, "s": "abc", "list": [1, 2, 3], "none": None, "odd key": True},
@@ -55,11 +55,11 @@ SCOPE = Scope(
     ],
 )
 def test_what_a_condition_can_say(condition: str, expected: bool) -> None:
-    assert holds(condition, SCOPE) is expected
+    assert condition_met(condition, SCOPE) is expected
 
 
 def test_no_condition_always_holds() -> None:
-    assert holds(None, Scope({})) is True
+    assert condition_met(None, Scope({})) is True
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_no_condition_always_holds() -> None:
 )
 def test_a_condition_without_an_answer_says_so(condition: str) -> None:
     with pytest.raises(ConditionFailed) as caught:
-        holds(condition, SCOPE)
+        condition_met(condition, SCOPE)
     assert 0 < len(str(caught.value)) <= 250
 
 
 def test_what_nobody_asks_about_does_not_matter() -> None:
     odd = Scope({"x": 1, "huge": 2**99, "odd": "\ud800"})
-    assert holds("input.x == 1", odd) is True
+    assert condition_met("input.x == 1", odd) is True
     for asked in ("input.huge > 1", "input.odd == 'x'", "input == 1"):
         with pytest.raises(ConditionFailed):
-            holds(asked, odd)
+            condition_met(asked, odd)
 
 
 def test_a_condition_knows_the_steps_it_speaks_of() -> None:
@@ -159,7 +159,7 @@ def test_hostile_conditions_cost_little(condition: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = process_time()
     with suppress(BadCondition, ConditionFailed):
-        holds(condition, scope)
+        condition_met(condition, scope)
     took = process_time() - begun
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     assert took < 5, took
@@ -178,4 +178,4 @@ def test_anything_at_all_is_taken_or_refused(text: str) -> None:
     with suppress(BadCondition, ConditionFailed):
         asked = compiled(text)
         scope = {"input": {"a": [1]}, "steps": {name: {"result": [1]} for name in asked.steps}}
-        assert asked.holds(scope) in (True, False)
+        assert asked.evaluate(scope) in (True, False)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mainspring.api.workflows.views import graph_out
 from mainspring.domain.workflows import graph as graphs
 from mainspring.domain.workflows.checks import Use, graph_problems
 from mainspring.domain.workflows.definition import Step, WorkflowDefinition
@@ -91,7 +92,7 @@ def test_a_run_is_drawn_with_its_states() -> None:
     steps = (Step("end", NOOP), Step("class", NOOP, ("end",)), Step("x", NOOP, ("class",)))
     states = {"end": COMPLETED, "class": FAILED, "x": SKIPPED}
     definition = WorkflowDefinition("nightly", steps)
-    assert [node.state for node in graphs.nodes(definition, states)] == list(states.values())
+    assert [node.state for node in graph_out(definition, states).nodes] == list(states.values())
     mermaid = graphs.mermaid(definition, states)
     assert '    s1["class<br/>failed"]\n' in mermaid, "words of Mermaid's own do no harm"
     assert "    class s1 failed\n" in mermaid

@@ -14,6 +14,7 @@ from mainspring.domain.task import TaskState
 from mainspring.domain.workflows import rules as workflow_rules
 from mainspring.domain.workflows.checks import graph_problems, with_implied_needs
 from mainspring.domain.workflows.definition import (
+    RunState,
     Step,
     TaskTemplate,
     When,
@@ -25,13 +26,12 @@ from mainspring.domain.workflows.rules import (
     StepDecision,
     StepResult,
     decide,
-    fanned,
+    foreach_state,
     items,
     render,
     render_each,
     run_state,
 )
-from mainspring.domain.workflows.states import RunState
 from support.workflow_model import (
     CANCELLED,
     COMPLETED,
@@ -248,12 +248,12 @@ def test_the_state_of_a_run(steps: list[TaskState], how: Any, expected: RunState
 
 
 def test_the_state_of_a_fan_out() -> None:
-    assert fanned({}) is COMPLETED
-    assert fanned({COMPLETED: 3}) is COMPLETED
-    assert fanned({COMPLETED: 3, RUNNING: 1, FAILED: 1}) is RUNNING
-    assert fanned({COMPLETED: 3, FAILED: 1}) is FAILED
-    assert fanned({CANCELLED: 1, COMPLETED: 1}) is CANCELLED
-    assert fanned({CANCELLED: 1, FAILED: 1}) is FAILED
+    assert foreach_state({}) is COMPLETED
+    assert foreach_state({COMPLETED: 3}) is COMPLETED
+    assert foreach_state({COMPLETED: 3, RUNNING: 1, FAILED: 1}) is RUNNING
+    assert foreach_state({COMPLETED: 3, FAILED: 1}) is FAILED
+    assert foreach_state({CANCELLED: 1, COMPLETED: 1}) is CANCELLED
+    assert foreach_state({CANCELLED: 1, FAILED: 1}) is FAILED
 
 
 # --- what a step is given ----------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Materializer:
                 schedules=overdue,
                 since=since.isoformat() if since else None,
             )
-            await self._schedules.tell_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
+            await self._schedules.report_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
         """Compute next times anew after a change of the tz database. Again and again: a node of an

@@ -16,7 +16,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.node.retrying import repeat
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST, Database
-from mainspring.store.node_messages import SQL
+from mainspring.store.cluster import SQL
 
 log = structlog.get_logger()
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from operator import attrgetter
 from ssl import SSLContext
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -239,6 +240,16 @@ def sparse(column: list[T]) -> list[T]:
     if column and column[0] is not None:
         return column
     return column if column.count(cast(T, None)) < len(column) else []
+
+
+def columns_of(fields: tuple[str, ...], rows: Sequence[object]) -> dict[str, list[Any]]:
+    """Return one array per field of these rows, as unnest() wants them, under its name."""
+    return {field: sparse(list(map(get, rows))) for field, get in _getters(fields)}
+
+
+@cache
+def _getters(fields: tuple[str, ...]) -> list[tuple[str, Callable[[object], Any]]]:
+    return [(field, attrgetter(field)) for field in fields]
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:

@@ -1,7 +1,7 @@
-"""Deciding on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
+"""Decisions on occurrences: ledger lines, tasks and the schedule's next time in one transaction.
 
-The caller has locked the schedules' rows. `domain.schedule.misfire` decides what to do; this module
-gathers what that needs to know (what is due, what is unfinished), and writes the decision.
+The caller has locked the schedules' rows. `domain.schedules.misfire` decides; this module reads
+what that needs, and writes the decision.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,21 @@ from mainspring import timezones
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.schedules import misfire
-from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedules.definition import INSTANT, Span
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.schedules.template import Values, expand, has_placeholders
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import columns_of, sparse
 from mainspring.store.creation import Creation, NewTask, creation_arguments
 from mainspring.store.schedules.schedules import SQL, OccurrenceEntry, StoredSchedule
 from mainspring.store.tasks import SQL as TASKS
 
-_INSTANT = 1e-6
 MOST_TASKS = 5000
-"""Maximum tasks of one transaction; further schedules wait for the next one."""
+"""Maximum number of tasks of one transaction; further schedules wait for the next one."""
 
 
 class Placed(NamedTuple):
-    """A task that was made, and where it lives."""
+    """A new task and its partition."""
 
     task: NewTask
     partition: int
@@ -40,7 +39,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class DecidedSchedules:
-    """What a transaction did, for announcing it."""
+    """What a transaction did, to be announced after the commit."""
 
     made: list[Placed] = field(default_factory=list)
     cancelled_in: set[int] = field(default_factory=set)
@@ -49,7 +48,7 @@ class DecidedSchedules:
 
 
 class ScheduleDecision(NamedTuple):
-    """How a schedule moves on."""
+    """The decision about what is due of a schedule, and how it goes on."""
 
     schedule: StoredSchedule
     verdict: BacklogDecision
@@ -58,7 +57,7 @@ class ScheduleDecision(NamedTuple):
 
 
 class OccurrenceWriter:
-    """Makes tasks of occurrences."""
+    """The writer of occurrences and their tasks."""
 
     def __init__(self, ids: TaskIds, rng: Random, *, near: float) -> None:
         self._ids = ids
@@ -68,7 +67,7 @@ class OccurrenceWriter:
     async def decide_due(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[StoredSchedule]
     ) -> DecidedSchedules:
-        """Decide on everything that is due of these schedules, whose rows the caller holds."""
+        """Decide on everything that is due of these schedules, whose rows the caller has locked."""
         decisions = DecidedSchedules()
         limited = [s.id for s in due if s.definition.overlap != "allow"]
         unfinished: dict[UUID, int] = {}
@@ -122,7 +121,7 @@ class OccurrenceWriter:
         number: int,
         concurrency: tuple[str, int] | None = None,
     ) -> NewTask:
-        """The task of one occurrence, which is the schedule's nth run."""
+        """Return the task of one occurrence: run number `number` of the schedule."""
         template, definition = schedule.template, schedule.definition
         run = round(nominal + schedule.offset, 6)
         due = run
@@ -152,17 +151,18 @@ class OccurrenceWriter:
         )
 
     def manual_task(self, schedule: StoredSchedule) -> NewTask:
-        """A task beside the timetable: due now, without a line in the ledger."""
+        """Return a task that is due now, beside the timetable, without a line in the ledger."""
         now = round(schedule.now, 6)
-        task = self.task(schedule, now, number=schedule.runs + 1, concurrency=_turn(schedule))
+        task = self.task(
+            schedule, now, number=schedule.runs + 1, concurrency=_own_concurrency(schedule)
+        )
         return task._replace(run=now, due=now)
 
     def backfill_tasks(
         self, schedule: StoredSchedule, times: Sequence[float], max_running: int | None
     ) -> tuple[list[NewTask], list[OccurrenceEntry]]:
-        """Tasks for nominal times of the past, so many of them at once, and their lines. They are
-        due now, one after the other: counted from its nominal time each would be years late, and
-        for that go before all that is urgent today."""
+        """Return tasks for past nominal times, with their lines. They are due now, one after the
+        other: due at their nominal times, they would go before all that is urgent today."""
         template = schedule.template
         limit = max_running or schedule.definition.max_running
         turn = (f"backfill:{schedule.id}", limit)
@@ -170,7 +170,7 @@ class OccurrenceWriter:
             turn = (template.concurrency_key, min(limit, template.concurrency_limit or limit))
         tasks = [
             self.task(schedule, at, number=schedule.runs + index, concurrency=turn)._replace(
-                due=round(schedule.now + index * _INSTANT, 6)
+                due=round(schedule.now + index * INSTANT, 6)
             )
             for index, at in enumerate(times, 1)
         ]
@@ -183,9 +183,9 @@ class OccurrenceWriter:
         return tasks, entries
 
     def lines(self, step: ScheduleDecision) -> list[tuple[NewTask | None, OccurrenceEntry]]:
-        """Each ruling with its task, if it has one."""
+        """Return each ruling with its task, if it has one."""
         schedule, number = step.schedule, step.schedule.runs
-        turn = _turn(schedule)
+        turn = _own_concurrency(schedule)
         lines: list[tuple[NewTask | None, OccurrenceEntry]] = []
         for ruling in step.verdict.rulings:
             if ruling.decision is not Decision.FIRED:
@@ -222,47 +222,24 @@ class OccurrenceWriter:
 
 
 def decide(schedule: StoredSchedule, unfinished: int, *, gone: bool = False) -> ScheduleDecision:
-    """What becomes of everything that is due of a schedule, and when it is due again."""
-    definition, table = schedule.definition, schedule.timetable
+    """Decide on everything that is due of a schedule, and when it is due again."""
     now = schedule.now - schedule.offset
     if gone or schedule.next is None:
         return ScheduleDecision(schedule, BacklogDecision(()), max(now, schedule.decided_to), None)
-    backlog, following = _due(schedule, definition, now)
-    left = None if definition.max_runs is None else max(0, definition.max_runs - schedule.runs)
-    last = backlog.recent[-1] if backlog.recent else None
-    gap = None if following is None or last is None else following - last
-    verdict = misfire.rule(
-        definition,
-        backlog,
+    decision = misfire.decide_due(
+        schedule.definition,
+        schedule.timetable,
+        first=schedule.next,
+        decided_to=schedule.decided_to,
         now=now,
-        tolerated=misfire.tolerance(gap),
         unfinished=unfinished,
-        runs_left=left,
+        runs=schedule.runs,
     )
-    if left is not None and left <= len(verdict.fired):
-        following = None
-    elif following is not None and following <= backlog.until:
-        following = table.next(backlog.until)
-    return ScheduleDecision(schedule, verdict, max(backlog.until, schedule.decided_to), following)
+    return ScheduleDecision(schedule, *decision)
 
 
-def _due(
-    schedule: StoredSchedule, definition: ScheduleDefinition, now: float
-) -> tuple[Backlog, float | None]:
-    """What is due now, and what comes after it. Mostly that is one occurrence, known already."""
-    table, first = schedule.timetable, schedule.next
-    assert first is not None
-    following = table.next(first)
-    alone = first <= now and (following is None or following > now)
-    if alone and not (table.excludes(first) or table.excludes(now)):
-        return Backlog((), (), (first,), now), following
-    cut = now - definition.misfire.window
-    backlog = table.backlog(schedule.decided_to, now, most=misfire.wanted(definition), cut=cut)
-    return backlog, table.next(backlog.until)
-
-
-def _turn(schedule: StoredSchedule) -> tuple[str, int] | None:
-    """Tasks that may not run beside each other wait for their turn under the schedule's key."""
+def _own_concurrency(schedule: StoredSchedule) -> tuple[str, int] | None:
+    """Return the concurrency key and limit of tasks that may not overlap: the schedule's own."""
     definition = schedule.definition
     if definition.overlap in ("queue", "cancel_running"):
         return f"schedule:{schedule.id}", definition.max_running
@@ -287,27 +264,21 @@ async def record(connection: asyncpg.Connection, entries: Sequence[OccurrenceEnt
         connection,
         schedule_ids=[entry.schedule.id for entry in entries],
         tenant_ids=[entry.schedule.tenant_id for entry in entries],
-        first=[ruling.span.first for ruling in rulings],
-        last=[ruling.span.last for ruling in rulings],
-        counts=[ruling.span.size for ruling in rulings],
-        decisions=[ruling.decision.value for ruling in rulings],
-        reasons=[ruling.reason for ruling in rulings],
+        **columns_of(Span._fields, [ruling.span for ruling in rulings]),
+        **columns_of(("decision", "reason"), rulings),
         task_ids=sparse([entry.task_id for entry in entries]),
     )
 
 
 async def advance(connection: asyncpg.Connection, steps: Sequence[ScheduleDecision]) -> None:
-    """Move schedules on to their next times."""
+    """Write the next times of schedules."""
     if not steps:
         return
     fired = [step.verdict.fired for step in steps]
     moved = await SQL["advance"].fetch(
         connection,
-        tenant_ids=[step.schedule.tenant_id for step in steps],
-        ids=[step.schedule.id for step in steps],
-        revs=[step.schedule.rev for step in steps],
-        decided_to=[step.decided_to for step in steps],
-        next=[step.next for step in steps],
+        **columns_of(("tenant_id", "id", "rev"), [step.schedule for step in steps]),
+        **columns_of(("decided_to", "next"), steps),
         wake=[None if s.next is None else s.next + s.schedule.offset for s in steps],
         fired=[len(times) for times in fired],
         last=[times[-1] if times else None for times in fired],

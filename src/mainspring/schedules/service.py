@@ -1,4 +1,4 @@
-"""Schedules: kept, listed and changed by the API; decided on by the owner of their partition."""
+"""Schedules: created, listed and changed by the API; decided on by the owner of their partition."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -11,11 +11,11 @@ import asyncpg
 import msgspec
 
 from mainspring import timezones
-from mainspring.domain.partitions import Ownership
+from mainspring.domain.partitions import NO_OWNERSHIP, Ownership
 from mainspring.domain.schedules.definition import ScheduleDefinition, spread_of
 from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
 from mainspring.domain.schedules.policies import Decision
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, columns_of, transaction
 from mainspring.schedules.occurrences import (
     DecidedSchedules,
     OccurrenceWriter,
@@ -25,7 +25,6 @@ from mainspring.schedules.occurrences import (
 )
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.cluster import SQL as CLUSTER
 from mainspring.store.lists.paging import LAST_ID
 from mainspring.store.schedules.schedules import (
     SQL,
@@ -53,7 +52,7 @@ class DueSchedule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """What a locked schedule shall become."""
+    """What a new or locked schedule shall become."""
 
     state: str
     name: str
@@ -66,13 +65,9 @@ class ScheduleChange:
     def of(cls, schedule: StoredSchedule) -> "ScheduleChange":
         """The schedule as it is: use `dataclasses.replace` for what shall differ."""
         return cls(
-            schedule.state,
-            schedule.name,
-            schedule.definition,
-            schedule.template,
-            schedule.decided_to,
-            schedule.next,
-        )
+            schedule.state, schedule.name, schedule.definition, schedule.template,
+            schedule.decided_to, schedule.next,
+        )  # fmt: skip
 
 
 class Changed(NamedTuple):
@@ -83,7 +78,7 @@ class Changed(NamedTuple):
 
 
 class OverdueSchedules(NamedTuple):
-    """How many schedules are undecided for too long, and since when the first of them is."""
+    """How many schedules are overdue, and since when the first of them is."""
 
     schedules: int
     since: datetime | None
@@ -102,38 +97,21 @@ class ScheduleService:
 
     # For the API ------------------------------------------------------------------------------
 
-    async def now(self) -> float:
-        """The database's time: the one that decides what is due."""
-        return await CLUSTER["database_time"].value(self._database, float)
-
     @transaction
     async def create(
         self,
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        name: str,
-        definition: ScheduleDefinition,
-        template: Template,
-        *,
-        now: float,
-        next_at: float | None,
+        wanted: ScheduleChange,
         conclude: BeforeCommit[StoredSchedule],
     ) -> StoredSchedule | None:
-        """Keep a new schedule; None when the name is taken."""
-        made = await SQL["create_schedule"].found(
-            connection,
-            tenant_id=tenant_id,
-            schedule_id=schedule_id,
-            name=name,
-            decided_to=now - spread_of(schedule_id, definition.spread),
-            **_columns(schedule_id, definition, template, next_at),
-        )
-        if not made:
+        """Insert an active schedule; None when the name is taken."""
+        key = {"tenant_id": tenant_id, "schedule_id": schedule_id}
+        columns = _columns(schedule_id, wanted)
+        if not await SQL["create_schedule"].found(connection, **key, **columns):
             return None
-        schedule = await SQL["get_schedule"].one(
-            connection, StoredSchedule, tenant_id=tenant_id, schedule_id=schedule_id
-        )
+        schedule = await SQL["get_schedule"].one(connection, StoredSchedule, **key)
         await conclude(connection, schedule)
         return schedule
 
@@ -152,7 +130,7 @@ class ScheduleService:
         name: str | None = None,
         overdue: float | None = None,
     ) -> Sequence[StoredSchedule]:
-        """Newest first; `overdue`: only those undecided for longer than that."""
+        """Return schedules, newest first; with `overdue` only those late by more seconds."""
         return await SQL["list_schedules"].rows(
             self._database,
             StoredSchedule,
@@ -192,15 +170,21 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         decide: Callable[[StoredSchedule], ScheduleChange | None],
     ) -> Changed | None:
-        """Lock a schedule, decide what is due of it, let `decide` choose, and write its choice.
-
-        What came due before the change is thus decided by the old definition, all else by the new
-        one. None: there is no such schedule. What `decide` raises undoes everything.
-        """
-        locked, decisions = await self._lock(connection, tenant_id, schedule_id, ownership)
+        """Lock a schedule, decide what is due of it by its old definition, and write what `decide`
+        returns, if anything. None: there is no such schedule. What `decide` raises undoes
+        everything."""
+        decisions = DecidedSchedules()
+        locked = await _locked(connection, tenant_id, schedule_id)
+        while locked is not None and locked.overdue > 0:
+            step = await self._occurrence_writer.decide_due(connection, NO_OWNERSHIP, [locked])
+            decisions.made += step.made
+            decisions.cancelled_in |= step.cancelled_in
+            locked = await _locked(connection, tenant_id, schedule_id)
+        while locked is not None and locked.state == "paused" and locked.passed:
+            await _skip_paused(connection, locked)
+            locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
         chosen = decide(locked)
@@ -235,15 +219,14 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
-        """Make a task at once, beside the timetable. None: there is no such schedule."""
+        """Create a task that is due now, beside the timetable. None: there is no such schedule."""
         locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
         task = self._occurrence_writer.manual_task(locked)
-        made = await self._occurrence_writer.create(connection, ownership, [task])
+        made = await self._occurrence_writer.create(connection, NO_OWNERSHIP, [task])
         decisions = DecidedSchedules(made=made)
         await conclude(connection, decisions)
         return decisions
@@ -254,12 +237,11 @@ class ScheduleService:
         connection: asyncpg.Connection,
         tenant_id: int,
         schedule_id: UUID,
-        ownership: Ownership,
         choose: Callable[[StoredSchedule], Sequence[float]],
         max_running: int | None,
         conclude: BeforeCommit[DecidedSchedules],
     ) -> DecidedSchedules | None:
-        """Make tasks for those of the chosen nominal times that never had one."""
+        """Create tasks for those of the chosen nominal times that never had one."""
         locked = await _locked(connection, tenant_id, schedule_id)
         if locked is None:
             return None
@@ -273,7 +255,7 @@ class ScheduleService:
         ran = {round(row["nominal"], 6) for row in rows}
         missing = [at for at in times if round(at, 6) not in ran]
         tasks, entries = self._occurrence_writer.backfill_tasks(locked, missing, max_running)
-        made = await self._occurrence_writer.create(connection, ownership, tasks)
+        made = await self._occurrence_writer.create(connection, NO_OWNERSHIP, tasks)
         await record(connection, entries)
         decisions = DecidedSchedules(made=made, decided=len(missing))
         await conclude(connection, decisions)
@@ -284,7 +266,7 @@ class ScheduleService:
     async def due(
         self, partitions: Collection[int], *, until: float, limit: int
     ) -> list[DueSchedule]:
-        """Schedules to decide on until then, earliest first."""
+        """Return schedules to decide on until then, earliest first."""
         return await SQL["due_schedules"].rows(
             self._database, DueSchedule, partitions=list(partitions), until=until, limit=limit
         )
@@ -293,24 +275,22 @@ class ScheduleService:
     async def fire(
         self, connection: asyncpg.Connection, ownership: Ownership, due: Sequence[DueSchedule]
     ) -> DecidedSchedules:
-        """Decide on those that are due by the database's clock and still ours."""
+        """Decide on those schedules that are due by the database's clock and still ours."""
         locked = await SQL["lock_due"].rows(
             connection,
             StoredSchedule,
             **owner_of(ownership),
-            tenant_ids=[schedule.tenant_id for schedule in due],
-            ids=[schedule.id for schedule in due],
+            **columns_of(("tenant_id", "id"), due),
         )
         return await self._occurrence_writer.decide_due(connection, ownership, locked)
 
     async def overdue(self, seconds: float) -> OverdueSchedules:
-        """Count the schedules that are undecided for longer than that."""
+        """Count the schedules that are overdue by more than these seconds."""
         return await SQL["overdue"].one(self._database, OverdueSchedules, seconds=seconds)
 
-    async def tell_overdue(self, seconds: float, *, limit: int) -> list[str]:
-        """Write an event for each that is undecided for longer than that and was not told of yet;
-        return which."""
-        rows = await SQL["tell_overdue"].fetch(self._database, seconds=seconds, limit=limit)
+    async def report_overdue(self, seconds: float, *, limit: int) -> list[str]:
+        """Write an event for each schedule that is newly overdue by that long; return which."""
+        rows = await SQL["report_overdue"].fetch(self._database, seconds=seconds, limit=limit)
         return [row["schedule"] for row in rows]
 
     @transaction
@@ -326,35 +306,11 @@ class ScheduleService:
         await SQL["retime"].run(
             connection,
             tzdata=version,
-            tenant_ids=[s.tenant_id for s in locked],
-            ids=[s.id for s in locked],
-            revs=[s.rev for s in locked],
+            **columns_of(("tenant_id", "id", "rev"), locked),
             next=times,
             wake=[_wake(s.id, s.definition, t) for s, t in zip(locked, times, strict=True)],
         )
         return len(locked)
-
-    # Details ----------------------------------------------------------------------------------
-
-    async def _lock(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        schedule_id: UUID,
-        ownership: Ownership,
-    ) -> tuple[StoredSchedule | None, DecidedSchedules]:
-        """The locked schedule, with everything up to now decided."""
-        locked = await _locked(connection, tenant_id, schedule_id)
-        decisions = DecidedSchedules()
-        while locked is not None and locked.overdue > 0:
-            step = await self._occurrence_writer.decide_due(connection, ownership, [locked])
-            decisions.made += step.made
-            decisions.cancelled_in |= step.cancelled_in
-            locked = await _locked(connection, tenant_id, schedule_id)
-        while locked is not None and locked.state == "paused" and locked.passed:
-            await _skip_paused(connection, locked)
-            locked = await _locked(connection, tenant_id, schedule_id)
-        return locked, decisions
 
 
 async def _locked(
@@ -376,9 +332,7 @@ async def _write(
             schedule_id=locked.id,
             rev=locked.rev,
             state=change.state,
-            name=change.name,
-            decided_to=change.decided_to,
-            **_columns(locked.id, change.definition, change.template, change.next),
+            **_columns(locked.id, change),
         )
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "schedules_tenant_id_name_key":
@@ -389,7 +343,7 @@ async def _write(
 
 
 async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -> None:
-    """What passed by while a schedule was paused gets its line before anything else happens."""
+    """Record what was due while a schedule was paused as skipped."""
     until = paused.now - paused.offset
     table = paused.timetable
     backlog = table.backlog(paused.decided_to, until, most=0, cut=until)
@@ -403,18 +357,19 @@ async def _skip_paused(connection: asyncpg.Connection, paused: StoredSchedule) -
     )
 
 
-def _columns(
-    schedule_id: UUID, definition: ScheduleDefinition, template: Template, next_at: float | None
-) -> dict[str, object]:
-    """What follows from a definition, as it is stored."""
+def _columns(schedule_id: UUID, schedule: ScheduleChange) -> dict[str, object]:
+    """Return the columns of a schedule and of what follows from its definition."""
+    definition = schedule.definition
     return {
+        "name": schedule.name,
+        "decided_to": schedule.decided_to,
         "timezone": definition.timezone,
         "tzdata": timezones.version(),
         "calendars": list(definition.calendars),
         "definition": _encode(definition),
-        "template": _encode(template),
-        "next": next_at,
-        "wake": _wake(schedule_id, definition, next_at),
+        "template": _encode(schedule.template),
+        "next": schedule.next,
+        "wake": _wake(schedule_id, definition, schedule.next),
     }
 
 

@@ -1,4 +1,4 @@
-"""First answers, kept for who asks again: under idempotency keys, and in the effect log."""
+"""Responses kept for repeated requests: under idempotency keys, and in the effect log."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -14,11 +14,11 @@ SQL = queries.load("answers")
 T = TypeVar("T")
 
 BeforeCommit = Callable[[asyncpg.Connection, T], Awaitable[None]]
-"""The last step of a transaction that made something: keep the answer of who asked for it."""
+"""The last step of a transaction that creates something: store the response to the request."""
 
 
 class StoredAnswer(NamedTuple):
-    """What the first caller under an idempotency key was told."""
+    """The response to the first request under an idempotency key."""
 
     body_hash: bytes
     status: int
@@ -35,7 +35,7 @@ class Turn(NamedTuple):
 
 
 class StoredEffect(NamedTuple):
-    """Something that was done once, and what came of it. `first`: it was told just now."""
+    """An effect that was noted once, with its result; `first` if it was noted just now."""
 
     answer: bytes
     created_at: datetime
@@ -43,46 +43,31 @@ class StoredEffect(NamedTuple):
 
 
 class AnswerStore(Store):
-    """What was answered under idempotency keys."""
+    """Responses under idempotency keys."""
 
     async def find(self, tenant_id: int, key: str) -> StoredAnswer | None:
-        """Return what the first caller under this key was told; status 0 while it is being
-        served."""
+        """Return the response to the first request under this key; status 0 while it is served."""
         return await SQL["find_answer"].row(
             self._database, StoredAnswer, tenant_id=tenant_id, key=key
         )
 
     async def take_turn(self, turn: Turn, body_hash: bytes, lease: float) -> bool:
-        """Become the one who serves this key, for at most `lease` seconds; False: somebody is,
-        or was."""
+        """Reserve this key for at most `lease` seconds; False if another request has or had it."""
         return await SQL["take_turn"].found(
-            self._database,
-            tenant_id=turn.tenant_id,
-            key=turn.key,
-            body_hash=body_hash,
-            token=turn.token,
-            lease=lease,
+            self._database, **turn._asdict(), body_hash=body_hash, lease=lease
         )
 
     async def keep(self, turn: Turn, answer: StoredAnswer, ttl: float) -> None:
-        """End a turn with an answer. Nothing happens if it expired: then it is another's."""
-        await _keep(self._database, turn, answer, ttl)
+        """End a turn with a response; nothing happens if the turn has expired."""
+        await keep_answer(self._database, turn, answer, ttl)
 
     async def give_up(self, turn: Turn) -> None:
-        """End a turn without an answer: the next request under the key is served afresh."""
-        await SQL["give_up_turn"].run(
-            self._database, tenant_id=turn.tenant_id, key=turn.key, token=turn.token
-        )
+        """End a turn without a response: the next request under the key is served afresh."""
+        await SQL["give_up_turn"].run(self._database, **turn._asdict())
 
 
-async def keep_answer(
-    connection: asyncpg.Connection, turn: Turn, answer: StoredAnswer, ttl: float
-) -> bool:
-    """Do the same within the transaction of what was asked for. False: the turn has expired."""
-    return await _keep(connection, turn, answer, ttl)
-
-
-async def _keep(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:
+async def keep_answer(on: Queryable, turn: Turn, answer: StoredAnswer, ttl: float) -> bool:
+    """Store a response, within the transaction of its request. False: the turn has expired."""
     return await SQL["keep_answer"].found(
         on, tenant_id=turn.tenant_id, key=turn.key, token=turn.token,
         status=answer.status, answer=answer.body, headers=answer.headers, ttl=ttl,
@@ -93,7 +78,7 @@ class EffectStore(Store):
     """The effect log of every tenant."""
 
     async def note(self, tenant_id: int, key: str, answer: bytes, ttl: float) -> StoredEffect:
-        """Note an effect. Of all that note the same one, exactly one is the first."""
+        """Note an effect. Of all callers that note the same one, exactly one is the first."""
         while True:
             noted = await SQL["note_effect"].row(
                 self._database, StoredEffect, tenant_id=tenant_id, key=key, answer=answer, ttl=ttl

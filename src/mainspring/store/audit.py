@@ -1,7 +1,6 @@
 """The audit log: who changed what, and when. Entries are written with the change they describe."""
 
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -14,7 +13,7 @@ from mainspring.store.lists.paging import RowPage, fill, next_mark
 SQL = queries.load("audit")
 
 INSTALLATION = 0
-"""In place of a tenant, for what concerns the installation: no tenant has this number."""
+"""The tenant id of entries about the whole installation: no tenant has this number."""
 
 END_OF_IDS = 2**63 - 1
 
@@ -32,7 +31,7 @@ class StoredAuditEntry(NamedTuple):
 
 
 class AuditFilter(NamedTuple):
-    """Which entries are wanted; None means all, for the tenant too: then an operator asks."""
+    """Which entries to list; None means all, of all tenants too: then an operator asks."""
 
     tenant_id: int | None
     action: str | None = None
@@ -50,23 +49,22 @@ class AuditStore:
     async def list(
         self, where: AuditFilter, *, before: int | None, limit: int
     ) -> RowPage[StoredAuditEntry, int]:
-        """Return a page of entries older than `before`; it may be short and still have a next
-        one."""
-        return await fill(partial(self._look, where), before, limit)
-
-    async def _look(
-        self, where: AuditFilter, before: int | None, limit: int
-    ) -> RowPage[StoredAuditEntry, int]:
+        """Return entries older than `before`; a page may be short and still have a next one."""
         texts = {"action": where.action, "actor": where.actor, "subject": where.subject}
-        scan = self._scan if any(texts.values()) else limit
-        page = {"before": END_OF_IDS if before is None else before, "limit": limit, "scan": scan}
-        if where.tenant_id is None:
-            call = SQL["list_all"](**page, **texts)
-        else:
-            call = SQL["list_of_tenant"](tenant_id=where.tenant_id, **page, **texts)
-        rows = await self._database.fetch(*call)
-        entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
-        return RowPage(entries, next_mark(int, rows, limit, scan))
+        statement, tenant = SQL["list_all"], {}
+        if where.tenant_id is not None:
+            statement, tenant = SQL["list_of_tenant"], {"tenant_id": where.tenant_id}
+
+        async def look(before: int | None, limit: int) -> RowPage[StoredAuditEntry, int]:
+            scan = self._scan if any(texts.values()) else limit
+            start = END_OF_IDS if before is None else before
+            rows = await statement.fetch(
+                self._database, before=start, limit=limit, scan=scan, **tenant, **texts
+            )
+            entries = read_rows(StoredAuditEntry, [row for row in rows if row["id"] is not None])
+            return RowPage(entries, next_mark(int, rows, limit, scan))
+
+        return await fill(look, before, limit)
 
 
 async def write_entry(

@@ -1,4 +1,4 @@
-"""The store as the engine's drivers use it: windows, claims, wakes."""
+"""The store of the engine's drivers: windows, claims, wake rows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from mainspring.store.task_refs import (
     Seen,
     TaskRef,
     WorkerPick,
-    columns,
     node_of,
     owner_of,
+    ref_columns,
     seen_in,
 )
 
@@ -36,49 +36,49 @@ _spec_decoder = msgspec.json.Decoder(TaskSpec)
 
 
 NO_SPEC = TaskSpec(Target("handler"))
-"""In place of one that cannot be read."""
+"""Stands in for a spec that cannot be read."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What reading a spec may raise."""
 
 
 @lru_cache(maxsize=4096)
 def read_spec(spec: bytes) -> tuple[TaskSpec, str | None]:
-    """Return the spec, or one that does nothing and why it cannot be read. Nothing is raised: the
-    task is leased already, together with others.
-
-    Most tasks are one of few kinds: decoding each kind once saves a tenth of a claim."""
+    """Return the spec, or one that does nothing and why it cannot be read: raising would lose the
+    other tasks of the same claim. Cached, for most tasks are of few kinds: that saves a tenth of a
+    claim."""
     try:
         return _spec_decoder.decode(spec), None
     except UNREADABLE as problem:
         return NO_SPEC, str(problem)[:300]
 
 
-class Extended(NamedTuple):
-    """A lease that was extended."""
+class ExtendedLease(NamedTuple):
+    """A lease after an extension. Overdue: the hard timeout has passed, so it was not extended."""
 
     tenant_id: int
     id: UUID
     lease_end: float
     cancel_requested: bool
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Woken(Seen):
-    """The same of tasks that others changed, and the wake rows that told of it."""
+    """Tasks that other processes changed, and the wake rows that told of it."""
 
     wakes: list[int]
 
 
 class EngineStore(OutcomeStore):
-    """Every call is one transaction; but for one they are one statement and one round trip."""
+    """Tasks of the partitions of a node. Each call is one transaction."""
 
     # Reading ---------------------------------------------------------------------------------
 
     async def load_window(
         self, partitions: Collection[int], *, after: float, until: float, cap: int
     ) -> list[TaskRow]:
-        """Return what is running in these partitions, and what is due in (after, until]: at most
-        `cap` of each stream, earliest first."""
+        """Return what is running, and what is due in (after, until]: the first `cap` of each
+        stream."""
         rows = await self._database.fetch(
             *SQL["load_window"](partitions=list(partitions), after=after, until=until, cap=cap),
             # Of several one can ask for fewer; one alone has to be read, however much is in it.
@@ -93,14 +93,9 @@ class EngineStore(OutcomeStore):
         return await SQL["load_more"].rows(
             self._database,
             TaskRow,
-            partition=stream.partition,
-            tenant_id=stream.tenant_id,
+            **stream._asdict(),
             since=since,
             until=until,
-            queue=stream.queue,
-            capability=stream.capability,
-            concurrency_key=stream.concurrency_key,
-            priority=stream.priority,
             known=list(known),
             limit=limit,
         )
@@ -108,8 +103,8 @@ class EngineStore(OutcomeStore):
     async def poll_wakes(
         self, ownership: Ownership, heard: Collection[int], *, limit: int
     ) -> Woken:
-        """Return what others changed in our partitions, by at most `limit` wake rows. They stay
-        until a later call names them as heard."""
+        """Return what others changed, by at most `limit` wake rows. A row stays until it is
+        `heard`."""
         rows = await SQL["poll_wakes"].fetch(
             self._database, **owner_of(ownership), heard=list(heard), limit=limit
         )
@@ -137,7 +132,7 @@ class EngineStore(OutcomeStore):
             **node_of(ownership),
             lease=lease,
             worker=worker,
-            **columns(ordered, "revs"),
+            **ref_columns(ordered, "revs"),
             waited=sparse([pick.waited for pick in ordered]),
         )
         return executions_of(rows, waits_of(ordered))
@@ -148,26 +143,26 @@ class EngineStore(OutcomeStore):
     ) -> list[Execution]:
         """Return what a claim leased whose answer was lost. What it did not lease, it will not
         lease any more, however late it arrives."""
-        picked = columns(picks, "revs")
+        picked = ref_columns(picks, "revs")
         await SQL["void_claim"].run(connection, **picked)
         return executions_of(await SQL["claimed_by"].fetch(connection, **picked, worker=worker))
 
     async def leased_to(self, tasks: Sequence[tuple[int, UUID]], *, worker: str) -> list[Execution]:
         """Return those of these tasks that are leased to a worker."""
         refs = [TaskRef(tenant_id, task_id, 0) for tenant_id, task_id in tasks]
-        call = SQL["claimed_by"](**columns(refs, "revs"), worker=worker)
+        call = SQL["claimed_by"](**ref_columns(refs, "revs"), worker=worker)
         rows = await self._database.fetch(*call)
         return executions_of(rows)
 
-    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[Extended]:
+    async def extend(self, held: Iterable[TaskRef], *, lease: float) -> list[ExtendedLease]:
         """Extend leases, guarded by fence. What is not in the answer is no longer ours."""
         return await SQL["extend"].rows(
-            self._database, Extended, lease=lease, **columns(held, "fences")
+            self._database, ExtendedLease, lease=lease, **ref_columns(held, "fences")
         )
 
 
 def waits_of(picks: Iterable[TaskRef | WorkerPick]) -> dict[UUID, Waited]:
-    """What picks waited for, of those that are late: a claim need not send it back."""
+    """Return what late picks waited for: a claim need not send it back."""
     return {pick.id: pick.waited for pick in picks if pick.waited is not None}
 
 

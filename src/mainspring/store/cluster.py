@@ -1,6 +1,6 @@
 """Nodes and partitions: which are alive, which own what, and how that changes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -49,8 +49,7 @@ class PartitionRecord(NamedTuple):
 
 
 class ScheduleHealth(NamedTuple):
-    """Schedules of the whole installation that stand undecided, since when, and those whose next
-    time came from another tz database; both are counted up to ten thousand."""
+    """Overdue schedules, and those with a next time from another tz database: up to 10,000 each."""
 
     overdue: int
     since: datetime | None
@@ -58,15 +57,15 @@ class ScheduleHealth(NamedTuple):
 
 
 class NodeHeartbeat(NamedTuple):
-    """The answer to a heartbeat: the database's time, and how many were counted."""
+    """The response to a heartbeat: the database's time, and the number of heartbeats counted."""
 
     now: float
     beats: int
 
 
 class Fenced(NamedTuple):
-    """What `restore_fence` changed after the database was set back: fences of tasks created
-    before a moment are `floor` at least, nodes were declared dead, and partitions' epochs rose."""
+    """What `restore_fence` changed: tasks created before a moment got fences of `floor` at least,
+    nodes were declared dead, and the epochs of partitions rose."""
 
     floor: int
     before: datetime
@@ -75,7 +74,7 @@ class Fenced(NamedTuple):
 
 
 class Topology(Store):
-    """The whole cluster, to look at."""
+    """The state of the whole cluster, for operators."""
 
     _MOST_NODES = 1000
 
@@ -91,7 +90,7 @@ class Topology(Store):
         )
 
     async def restore_fence(self) -> Fenced:
-        """Issue no fence and no epoch again, whatever the database was set back to."""
+        """Raise fences and epochs above all that were issued before the database was set back."""
         return await SQL["restore_fence"].one(self._database, Fenced)
 
 
@@ -104,8 +103,7 @@ class ClusterStore:
     async def join(
         self, node_id: UUID, name: str, url: str | None, version: str, *, former: UUID | None = None
     ) -> int:
-        """Enter the cluster, and raise the floor of fences; return the node's first epoch. A node
-        that was a member before gives its `former` id, which ends."""
+        """Join the cluster; return the node's first epoch. Its `former` id, if it had one, ends."""
         return await SQL["join_cluster"].value(
             self._connection, int,
             node_id=node_id, name=name, url=url, version=version, former=former,
@@ -131,8 +129,8 @@ class ClusterStore:
         return {row["owner"]: row["partitions"] for row in rows}
 
     async def declare_dead(self, node_id: UUID, ttl: float) -> bool:
-        """Fence a node that was silent for `ttl` seconds. False: it was not, or what it has in
-        flight is not over yet."""
+        """Fence a node that was silent for `ttl` seconds; False if it was not, or is not done
+        yet."""
         silenced = SQL["declare_dead"].value_or_none(
             self._connection, UUID, node_id=node_id, ttl=ttl
         )
@@ -157,3 +155,20 @@ class ClusterStore:
             heirs=list(gifts.values()),
             state="left" if leaving else "active",
         )
+
+
+class MessageStore(Store):
+    """Messages between nodes: each may be lost, none comes twice."""
+
+    async def post(self, messages: Sequence[tuple[UUID, bytes]]) -> None:
+        """Write messages for nodes, and notify each."""
+        await SQL["post_messages"].run(
+            self._database,
+            node_ids=[node for node, _ in messages],
+            bodies=[body for _, body in messages],
+        )
+
+    async def collect(self, node_id: UUID) -> list[bytes]:
+        """Take the messages for a node, the oldest first."""
+        rows = await SQL["collect_messages"].fetch(self._database, node_id=node_id)
+        return [row["body"] for row in sorted(rows, key=lambda row: row["id"])]

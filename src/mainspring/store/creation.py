@@ -1,4 +1,4 @@
-"""New tasks on their way into the database, and those that are leased as they get there."""
+"""New tasks as they are inserted, and those that are leased in the same statement."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import columns_of, sparse
 from mainspring.store.claims import LeasedRow
 from mainspring.store.task_refs import owner_of
 
@@ -54,7 +54,7 @@ class Creation(NamedTuple):
 
 
 class EagerLeaseOffer(NamedTuple):
-    """New tasks that may be leased as they are written, on which worker, for how long."""
+    """New tasks that may be leased as they are inserted, on which worker, for how long."""
 
     tasks: Mapping[UUID, NewTask]
     worker: str
@@ -72,30 +72,18 @@ class Made(NamedTuple):
 
 
 def window_row(task: NewTask, partition: int) -> TaskRow:
-    """A new task as its owner sees it, for telling the owner without asking the database."""
+    """Return a new task as its owner's engine needs it, without reading it from the database."""
     return TaskRow(
-        task.tenant_id,
-        task.id,
-        1,
-        partition,
-        TaskState.SCHEDULED,
-        task.queue,
-        task.capability,
-        task.concurrency_key,
-        task.concurrency_limit,
-        task.priority,
-        task.due,
-        task.expires,
-        0,
-        None,
-        False,
-    )
+        task.tenant_id, task.id, 1, partition, TaskState.SCHEDULED, task.queue, task.capability,
+        task.concurrency_key, task.concurrency_limit, task.priority, task.due, task.expires,
+        fence=0, lease_end=None, cancel_requested=False,
+    )  # fmt: skip
 
 
 def started_task(
     task: NewTask, partition: int, picked: float, lease_end: float
 ) -> tuple[TaskRow, Execution]:
-    """A new task that was leased as it was written."""
+    """Return a new task that was leased as it was inserted."""
     row = window_row(task, partition)._replace(
         rev=2, state=TaskState.RUNNING, fence=1, lease_end=lease_end
     )
@@ -111,7 +99,7 @@ def creation_arguments(
     near: float,
     offer: EagerLeaseOffer = NO_EAGER_LEASE,
 ) -> dict[str, object]:
-    """What the statement `create_tasks` wants, rows in lock order."""
+    """Return the arguments of `create_tasks`, rows in lock order."""
     rows = sorted(
         (
             (task, creation.keyed.key if creation.keyed else None)
@@ -128,38 +116,11 @@ def creation_arguments(
     return {
         **owner_of(ownership),
         "near": near,
-        **_task_columns(tasks),
+        **columns_of(NewTask._fields, tasks),
         "task_keys": sparse([key for _task, key in rows]),
         "key_tenant_ids": [tenant for tenant, _ in keyed],
-        "keys": [entry.key for _, entry in keyed],
-        "body_hashes": [entry.body_hash for _, entry in keyed],
-        "answers": [entry.answer for _, entry in keyed],
-        "ttls": [entry.ttl for _, entry in keyed],
+        **columns_of(Keyed._fields, [entry for _, entry in keyed]),
         "at_once": [task.id in offer.tasks for task in tasks] if offer.tasks else [],
         "worker": offer.worker,
         "lease": offer.lease,
-    }
-
-
-def _task_columns(tasks: Sequence[NewTask]) -> dict[str, object]:
-    """The tasks turned on their side: one array per column, as unnest() wants them."""
-    return {
-        "tenant_ids": [t.tenant_id for t in tasks],
-        "ids": [t.id for t in tasks],
-        "created": [t.created for t in tasks],
-        "run": [t.run for t in tasks],
-        "due": [t.due for t in tasks],
-        "expires": sparse([t.expires for t in tasks]),
-        "concurrency_limits": sparse([t.concurrency_limit for t in tasks]),
-        "priorities": [t.priority for t in tasks],
-        "queues": [t.queue for t in tasks],
-        "capabilities": [t.capability for t in tasks],
-        "concurrency_keys": sparse([t.concurrency_key for t in tasks]),
-        "names": sparse([t.name for t in tasks]),
-        "labels": sparse([t.labels for t in tasks]),
-        "specs": [t.spec for t in tasks],
-        "payloads": [t.payload for t in tasks],
-        "replay_of": sparse([t.replay_of for t in tasks]),
-        "schedule_ids": sparse([t.schedule_id for t in tasks]),
-        "nominal": sparse([t.nominal for t in tasks]),
     }

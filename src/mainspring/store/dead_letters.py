@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,6 +26,7 @@ HEAVIEST_PAGE = 16 * 2**20
 
 
 _MOST_GROUPED = 100_000
+_SCAN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LetterFilter:
 
     @property
     def texts(self) -> dict[str, object]:
-        """What letters are compared with."""
+        """The values that letters are compared with."""
         names = ("name", "queue", "labels", "fingerprint", "died_after", "died_before")
         return {name: getattr(self, name) for name in names}
 
@@ -102,10 +102,9 @@ class Outcomes(NamedTuple):
 class DeadLetterStore:
     """Dead letters of every tenant."""
 
-    def __init__(self, database: Database, *, near: float, scan: int = 1000) -> None:
+    def __init__(self, database: Database, *, near: float) -> None:
         self._database = database
         self._near = near
-        self._scan = scan
 
     async def get(self, tenant_id: int, letter_id: UUID) -> StoredLetter | None:
         found = await SQL["read_letters"].fetch(
@@ -122,33 +121,25 @@ class DeadLetterStore:
         limit: int,
         payloads: bool,
     ) -> RowPage[StoredLetter, UUID]:
-        """A page of letters older than `before`; it may be short and still have a next one."""
-        look = partial(self._look, tenant_id, where, payloads)
-        return await fill(look, before, limit, heavy=payloads)
+        """Return letters older than `before`; a page may be short and still have a next one."""
+        heaviest = HEAVIEST_PAGE if payloads else 2**62
+        wanted = {"tenant_id": tenant_id, "heaviest": heaviest, **where.kinds, **where.texts}
 
-    async def _look(
-        self, tenant_id: int, where: LetterFilter, payloads: bool, before: UUID | None, limit: int
-    ) -> RowPage[StoredLetter, UUID]:
-        rows = await SQL["find_letters"].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            scan=self._scan,
-            **where.kinds,
-            **where.texts,
-            limit=limit,
-            heaviest=HEAVIEST_PAGE if payloads else 2**62,
-        )
-        ids = [row["id"] for row in rows if row["id"] is not None]
-        scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
-        letters = await SQL["read_letters"].fetch(
-            self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
-        )
-        if ids and (len(ids) == limit or len(ids) < found):
-            next_before = ids[-1]
-        else:
-            next_before = edge if scanned == self._scan else None
-        return RowPage([_letter(row) for row in letters], next_before)
+        async def look(before: UUID | None, limit: int) -> RowPage[StoredLetter, UUID]:
+            marks = {"before": before or LAST_ID, "limit": limit, "scan": _SCAN}
+            rows = await SQL["find_letters"].fetch(self._database, **wanted, **marks)
+            ids = [row["id"] for row in rows if row["id"] is not None]
+            scanned, edge, found = rows[0]["scanned"], rows[0]["edge"], rows[0]["found"]
+            letters = await SQL["read_letters"].fetch(
+                self._database, tenant_id=tenant_id, ids=ids, payloads=payloads
+            )
+            if ids and (len(ids) == limit or len(ids) < found):
+                next_before = ids[-1]
+            else:
+                next_before = edge if scanned == _SCAN else None
+            return RowPage([_letter(row) for row in letters], next_before)
+
+        return await fill(look, before, limit, heavy=payloads)
 
     async def groups(
         self, tenant_id: int, where: LetterFilter, *, limit: int
@@ -167,9 +158,9 @@ class DeadLetterStore:
     async def unresolved(
         self, tenant_id: int, where: LetterFilter, *, after: UUID | None, upto: UUID, limit: int
     ) -> Matches:
-        """Letters to replay, oldest first; few or none may come and there still be more. `upto`
-        keeps out replays that died again meanwhile."""
-        scan = max(self._scan, limit)
+        """Return letters to replay, oldest first, up to id `upto`; none may come while more
+        follow."""
+        scan = max(_SCAN, limit)
         rows = await SQL["find_unresolved"].fetch(
             self._database,
             tenant_id=tenant_id,
@@ -191,10 +182,7 @@ class DeadLetterStore:
         make: Callable[[StoredLetter], NewTask],
         actor: str,
     ) -> dict[UUID, Replay]:
-        """Make a new task of each letter that has none yet, all in one transaction.
-
-        Return letter → what it became. Letters that do not exist are not in the answer.
-        """
+        """Make a task of each letter without one; return the replays of all letters that exist."""
         locked = await SQL["lock_letters"].fetch(connection, tenant_id=tenant_id, ids=list(ids))
         replays = {row["id"]: Replay(row["replayed_as"]) for row in locked if row["replayed_as"]}
         fresh = [row["id"] for row in locked if row["id"] not in replays]
@@ -204,7 +192,19 @@ class DeadLetterStore:
             connection, tenant_id=tenant_id, ids=fresh, payloads=True
         )
         made = {row["id"]: make(_letter(row)) for row in reversed(rows)}
-        return replays | await self._create(connection, tenant_id, made, actor)
+        creation = Creation(tenant_id, list(made.values()))
+        created = await TASKS["create_tasks"].fetch(
+            connection, **creation_arguments([creation], NO_OWNERSHIP, self._near)
+        )
+        partitions = {row["id"]: row["partition"] for row in created}
+        if len(partitions) < len(made):
+            return replays  # the tenant is gone, and with it everything that it may do
+        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
+        await _mark_replayed(connection, tenant_id, replayed_as, actor)
+        return replays | {
+            letter_id: Replay(task.id, task, partitions[task.id])
+            for letter_id, task in made.items()
+        }
 
     async def outcomes(self, tenant_id: int, task_ids: Sequence[UUID]) -> Outcomes:
         """Count how these tasks ended; one that failed and will be retried counts as failed."""
@@ -228,33 +228,11 @@ class DeadLetterStore:
             await write_entry(connection, tenant_id, actor, "dead_letter.purged", str(letter_id))
         return gone
 
-    async def _create(
-        self,
-        connection: asyncpg.Connection,
-        tenant_id: int,
-        made: Mapping[UUID, NewTask],
-        actor: str,
-    ) -> dict[UUID, Replay]:
-        """Insert the new tasks of letters that are locked."""
-        tasks = list(made.values())
-        created = await TASKS["create_tasks"].fetch(
-            connection, **creation_arguments([Creation(tenant_id, tasks)], NO_OWNERSHIP, self._near)
-        )
-        partitions = {row["id"]: row["partition"] for row in created}
-        if len(partitions) < len(tasks):
-            return {}  # the tenant is gone, and with it everything that it may do
-        replayed_as = {letter_id: task.id for letter_id, task in made.items()}
-        await _mark_replayed(connection, tenant_id, replayed_as, actor)
-        return {
-            letter_id: Replay(task.id, task, partitions[task.id])
-            for letter_id, task in made.items()
-        }
 
-
-async def note_done_again(
+async def mark_letters_replayed(
     connection: asyncpg.Connection, tenant_id: int, tasks: Mapping[UUID, UUID], actor: str
 ) -> None:
-    """Mark these letters, where there are any, as replayed: other tasks do their work now."""
+    """Mark these letters, if they exist, as replayed by other tasks."""
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=list(tasks))
     await _mark_replayed(connection, tenant_id, tasks, actor)
 
@@ -268,10 +246,10 @@ async def _mark_replayed(
     )
 
 
-async def note_left_out(
+async def archive_letters(
     connection: asyncpg.Connection, tenant_id: int, ids: Sequence[UUID], actor: str
 ) -> None:
-    """Archive these letters, where there are any: nobody waits for their work any more."""
+    """Archive these letters, if they exist: their steps were skipped."""
     await SQL["lock_letters"].run(connection, tenant_id=tenant_id, ids=ids)
     await SQL["archive_letters"].run(connection, tenant_id=tenant_id, ids=ids, actor=actor)
 

@@ -1,11 +1,11 @@
-"""What decides about a task's start, as the database tells it: for `explain`."""
+"""What the start of a task depends on, as the database knows it: for `explain`."""
 
 from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Database
+from mainspring.postgres.database import Store
 from mainspring.postgres.rows import read_row
 
 SQL = queries.load("explaining")
@@ -39,12 +39,8 @@ class RunningBeside(NamedTuple):
     under_key: int
 
 
-class ExplainStore:
-    """What `explain` reads."""
-
-    def __init__(self, database: Database, *, scan: int = _SCAN) -> None:
-        self._database = database
-        self._scan = scan
+class ExplainStore(Store):
+    """The reads of `explain`."""
 
     async def waiting(self, tenant_id: int, task_id: UUID) -> WaitingTask | None:
         """The task, while it is unfinished."""
@@ -55,12 +51,12 @@ class ExplainStore:
         return WaitingTask(read_row(TaskRow, row), row["attempts"], row["tenant_limit"], dependency)
 
     async def running_beside(self, row: TaskRow) -> RunningBeside:
-        """What runs around a task; behind a long backlog the count ends early."""
+        """Count what runs beside a task; behind a long backlog the count ends early."""
         return await SQL["running_beside"].one(
             self._database,
             RunningBeside,
             partition=row.partition,
             tenant_id=row.tenant_id,
             concurrency_key=row.concurrency_key,
-            scan=self._scan,
+            scan=_SCAN,
         )

@@ -22,8 +22,7 @@ SQL = queries.load("keys")
 
 
 def hash_secret(secret: str) -> bytes:
-    """Keys are long and random, so one round of SHA-256 is enough; looking a key up by its hash
-    leaks nothing through timing."""
+    """Return the SHA-256 of a key: one round is enough, for keys are long and random."""
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -43,7 +42,7 @@ class KeyStore(Store):
     """Keys as authentication uses them, and limits of tenants."""
 
     async def find(self, secret: str) -> ApiKey | None:
-        """Return whose key this is; None when it is unknown, expired or revoked."""
+        """Return the key with this secret; None when it is unknown, expired or revoked."""
         digest = hash_secret(secret)
         row = await SQL["find_key"].record(self._database, secret_hash=digest)
         # The index finds by the hash, of which nobody can choose the bytes; the last word has a
@@ -97,7 +96,7 @@ async def _add(on: Queryable, key: NewKey) -> None:
 
 
 MOST_LIVE_KEYS = 1000
-"""Of one tenant: a program that makes keys in a loop is stopped here."""
+"""Maximum number of live keys of a tenant."""
 
 
 class StoredKey(NamedTuple):
@@ -126,7 +125,7 @@ NEVER = Expiry()
 
 
 class KeyRing(Store):
-    """Keys as a tenant looks after them."""
+    """Keys as a tenant manages them."""
 
     @transaction
     async def create(
@@ -167,7 +166,7 @@ class KeyRing(Store):
     async def revoke(
         self, connection: asyncpg.Connection, tenant_id: int, key_id: str, actor: str
     ) -> bool:
-        """End a key now. True also when it was revoked before; False: there is no such key."""
+        """Revoke a key. True also when it was revoked before; False: there is no such key."""
         if not await SQL["revoke_key"].found(connection, tenant_id=tenant_id, key_id=key_id):
             return await SQL["get_key"].found(connection, tenant_id=tenant_id, key_id=key_id)
         await write_entry(connection, tenant_id, actor, "key.revoked", key_id)
@@ -186,10 +185,8 @@ class KeyRing(Store):
         actor: str,
         conclude: BeforeCommit[StoredKey],
     ) -> StoredKey | None:
-        """Make a key in place of another, which ends after `grace` seconds; None: no such live key.
-
-        Without an expiry of its own the new key gets the lifetime the old one was made for.
-        """
+        """Replace a key, which ends after `grace` seconds; None if it is not live. The new key gets
+        the lifetime that the old one was made for, unless `expiry` says otherwise."""
         if not await SQL["take_turn"].found(connection, tenant_id=tenant_id):
             return None
         old = await SQL["lock_live_key"].record(connection, tenant_id=tenant_id, key_id=key_id)

@@ -1,4 +1,4 @@
-"""The store as workers' leases use it: claims on their behalf, heartbeats, what reports need."""
+"""Leases of workers: claims on their behalf, heartbeats, and checks of their reports."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -11,10 +11,10 @@ from mainspring.domain.execution import Execution, Outcome
 from mainspring.domain.lateness import Waited
 from mainspring.domain.partitions import Ownership
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse, transaction
-from mainspring.store.claims import NO_WAITS, executions_of, waits_of
+from mainspring.postgres.database import Store, columns_of, transaction
+from mainspring.store.claims import NO_WAITS, ExtendedLease, executions_of, waits_of
 from mainspring.store.claims import SQL as CLAIMS
-from mainspring.store.task_refs import WorkerPick, columns, node_of
+from mainspring.store.task_refs import WorkerPick, node_of, ref_columns
 
 SQL = queries.load("leases")
 
@@ -30,7 +30,7 @@ class LeasedTask(NamedTuple):
     schedule_id: UUID | None
     nominal_at: datetime | None
     suspect: bool = False
-    """Whether a lease of it ended unreported: its worker says that it begins, before it does."""
+    """Whether a lease of it ended unreported: then the worker reports the start first."""
 
 
 class HeldHeartbeat(NamedTuple):
@@ -43,16 +43,6 @@ class HeldHeartbeat(NamedTuple):
     """Whether it has begun."""
     alone: bool = False
     """Whether nothing else runs in the worker."""
-
-
-class ExtendedLease(NamedTuple):
-    """A lease after a heartbeat. Overdue: the hard timeout has passed, so it is not extended."""
-
-    tenant_id: int
-    id: UUID
-    lease_end: float
-    cancel_requested: bool
-    overdue: bool
 
 
 class HeldExecution(NamedTuple):
@@ -84,8 +74,7 @@ class LeaseStore(Store):
             self._database,
             **node_of(ownership),
             lease=lease,
-            **_columns(ordered),
-            waited=sparse([pick.waited for pick in ordered]),
+            **columns_of(WorkerPick._fields, ordered),
         )
         return _leased(rows, waits_of(ordered))
 
@@ -93,11 +82,11 @@ class LeaseStore(Store):
     async def claimed_for(
         self, connection: asyncpg.Connection, picks: Collection[WorkerPick]
     ) -> list[LeasedTask]:
-        """Return what a claim leased whose answer was lost, once it can come late no more."""
-        refs = columns([pick.ref for pick in picks], "revs")
+        """Return what a claim leased whose answer was lost, and void the rest of it."""
+        refs = ref_columns([pick.ref for pick in picks], "revs")
         await CLAIMS["void_claim"].run(connection, **refs)
-        picked = _columns(sorted(picks))
-        return _leased(await SQL["claimed_for_workers"].fetch(connection, **picked))
+        claims = columns_of(("tenant_id", "id", "rev", "worker", "incarnation"), sorted(picks))
+        return _leased(await SQL["claimed_for_workers"].fetch(connection, **claims))
 
     async def extend_for(
         self,
@@ -109,8 +98,9 @@ class LeaseStore(Store):
         lease: float,
         grace: float,
     ) -> list[ExtendedLease]:
-        """Extend a worker's leases, guarded by fence and incarnation. What is not in the answer is
-        its own no longer; what is `grace` seconds past its timeout is not extended."""
+        """Extend a worker's leases, guarded by fence and incarnation. A lease that is `grace`
+        seconds past its timeout is not extended; one that is not returned is no longer the
+        worker's."""
         ordered = sorted(beats, key=lambda beat: beat.id)
         return await SQL["extend_for_worker"].rows(
             self._database,
@@ -119,12 +109,8 @@ class LeaseStore(Store):
             worker=worker,
             incarnation=incarnation,
             lease=lease,
-            ids=[beat.id for beat in ordered],
-            fences=[beat.fence for beat in ordered],
-            progress=sparse([beat.progress for beat in ordered]),
             grace=grace,
-            started=[beat.started for beat in ordered],
-            alone=[beat.alone for beat in ordered],
+            **columns_of(HeldHeartbeat._fields, ordered),
         )
 
     async def leased(
@@ -174,12 +160,3 @@ def _leased(
 
 def _keys(executions: Sequence[tuple[UUID, int]]) -> dict[str, object]:
     return {"ids": [id for id, _ in executions], "fences": [fence for _, fence in executions]}
-
-
-def _columns(picks: Sequence[WorkerPick]) -> dict[str, object]:
-    """Picks, turned on their side."""
-    return {
-        **columns([p.ref for p in picks], "revs"),
-        "workers": [p.worker for p in picks],
-        "incarnations": [p.incarnation for p in picks],
-    }

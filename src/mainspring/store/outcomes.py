@@ -9,8 +9,8 @@ from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse
-from mainspring.store.task_refs import Seen, TaskRef, columns, owner_of, seen_in
+from mainspring.postgres.database import Store, columns_of, sparse
+from mainspring.store.task_refs import Seen, TaskRef, owner_of, ref_columns, seen_in
 
 SQL = queries.load("outcomes")
 
@@ -25,11 +25,10 @@ class OutcomeStore(Store):
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> Seen:
-        """End leases that are over by the database's clock, or whose worker has restarted, guarded
-        by fence. Those in `count_crash` count as lost with their worker; those in `presumed` count
-        as started, whatever their worker reported."""
+        """End leases that are over, or whose worker has restarted, guarded by fence. Those in
+        `count_crash` count as lost with their worker, those in `presumed` as started."""
         call = SQL["expire_leases"](
-            **columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
+            **ref_columns(held, "fences"), count_crash=list(count_crash), presumed=list(presumed)
         )
         return seen_in(await self._database.fetch(*call))
 
@@ -41,12 +40,8 @@ class OutcomeStore(Store):
     async def explain_ends(self, ended: Sequence[EndedWaiting]) -> None:
         """Record what tasks waited for that ended while they waited."""
         ordered = sorted(ended, key=lambda one: (one.tenant_id, one.id))
-        await SQL["explain_ends"].run(
-            self._database,
-            tenant_ids=[one.tenant_id for one in ordered],
-            ids=[one.id for one in ordered],
-            waited=[one.waited for one in ordered],
-        )
+        columns = columns_of(EndedWaiting._fields, ordered)
+        await SQL["explain_ends"].run(self._database, **columns)
 
     # Outcomes --------------------------------------------------------------------------------
 
@@ -56,8 +51,7 @@ class OutcomeStore(Store):
         return {row["id"] for row in rows}
 
     async def retry(self, ownership: Ownership, retries: Iterable[RetryLater]) -> list[TaskRow]:
-        """Schedule tasks again, guarded by fence; return those that were. A task that was asked
-        to cancel is left as it is: finish it as cancelled."""
+        """Schedule tasks again, except those asked to cancel, guarded by fence; return those."""
         ordered = sorted(retries, key=by_task)
         reports = [r.report for r in ordered]
         return await SQL["retry"].rows(
@@ -73,18 +67,14 @@ class OutcomeStore(Store):
 
 
 def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[str, object]:
-    """What the statement `finish` wants, rows in lock order."""
+    """Return the arguments of `finish`, rows in lock order."""
     ordered = sorted(finished, key=by_task)
     reports = [f.report for f in ordered]
     return {
         **owner_of(ownership),
         **_report_columns(reports),
-        "states": [f.state for f in ordered],
-        "results": sparse([r.result for r in reports]),
-        "dead_because": sparse([f.dead_because for f in ordered]),
-        "sla_met": [f.sla_met for f in ordered],
-        "blamed": sparse([f.blame for f in ordered]),
-        "lateness": sparse([f.lateness for f in ordered]),
+        **columns_of(("result",), reports),
+        **columns_of(("state", "dead_because", "sla_met", "blame", "lateness"), ordered),
         # Of the execution, where that of its task is another one.
         "own_lateness": sparse(
             [None if f.own_lateness is f.lateness else f.own_lateness or {} for f in ordered]
@@ -93,18 +83,10 @@ def finish_arguments(ownership: Ownership, finished: Iterable[Finish]) -> dict[s
 
 
 def _report_columns(reports: Sequence[Report]) -> dict[str, object]:
-    """Reports, turned on their side."""
-    return {
-        "tenant_ids": [r.execution.tenant_id for r in reports],
-        "ids": [r.execution.id for r in reports],
-        "fences": [r.execution.fence for r in reports],
-        "outcomes": [r.outcome for r in reports],
-        "started": [r.started for r in reports],
-        "finished": [r.finished for r in reports],
-        "errors": sparse([r.error for r in reports]),
-        "status_codes": sparse([r.status_code for r in reports]),
-        "responses": sparse([r.response for r in reports]),
-    }
+    """Return one array per field of these reports."""
+    fields = ("outcome", "started", "finished", "error", "status_code", "response")
+    executions = [r.execution for r in reports]
+    return {**columns_of(("tenant_id", "id", "fence"), executions), **columns_of(fields, reports)}
 
 
 def by_task(item: Finish | RetryLater) -> tuple[int, UUID]:

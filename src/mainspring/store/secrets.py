@@ -1,6 +1,7 @@
-"""Webhook secrets and settings in the store: sealed on the way in, opened for the sender alone."""
+"""Webhook secrets and settings, sealed when they are written and opened for the sender only."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -70,16 +71,14 @@ class SecretStore:
         self._vault = vault
 
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]:
-        """Return what sending for these tenants depends on."""
+        """Return the webhook profiles of these tenants."""
         found: dict[int, WebhookProfile] = {}
         for row in await SQL["profiles"].fetch(self._database, tenant_ids=list(tenant_ids)):
             profile = found.get(row["tenant_id"]) or self._profile(row)
             if row["sealed"] is not None:
                 secret = self._vault.open(SIGNING_SECRET, row["sealed"])
                 key = SigningKey(row["kind"], secret)
-                profile = WebhookProfile(
-                    (*profile.keys, key), profile.allow, profile.deny, profile.tls
-                )
+                profile = replace(profile, keys=(*profile.keys, key))
             found[row["tenant_id"]] = profile
         return found
 
@@ -123,8 +122,8 @@ class SecretStore:
         actor: str,
         conclude: BeforeCommit[Successor],
     ) -> Successor | None:
-        """Store the successor of a secret, which ends `overlap` seconds from now: both, the new
-        one first. None when there is no such live secret, or one that was rotated already."""
+        """Store the successor of a secret, which ends after `overlap` seconds; return both. None
+        when there is no such live secret, or it was rotated already."""
         row = await SQL["lock"].record(connection, tenant_id=tenant_id, secret_id=old_id)
         if row is None or row["kind"] != new.key.kind:
             return None
@@ -165,13 +164,7 @@ class SecretStore:
         """Replace a tenant's settings; False when there is no such tenant."""
         sealed = None if client_key is None else self._vault.seal(CLIENT_KEY, client_key)
         written = await SQL["put_settings"].found(
-            connection,
-            tenant_id=tenant_id,
-            allow=wanted.allow,
-            deny=wanted.deny,
-            ca=wanted.ca,
-            certificate=wanted.certificate,
-            sealed_key=sealed,
+            connection, **wanted._asdict(), tenant_id=tenant_id, sealed_key=sealed
         )
         if written:
             await write_entry(
@@ -207,19 +200,14 @@ class SecretStore:
     # Renewal ---------------------------------------------------------------------------------
 
     async def renew(self) -> tuple[int, int]:
-        """Seal everything anew that is not under the present key: how many were, and how many are
-        left because their tasks are running. History is left alone: nobody opens it again."""
-        moved = 0
-        for row in await SQL["sealed_secrets"].fetch(self._database):
-            fresh = self._vault.renewed(SIGNING_SECRET, row["sealed"])
-            if fresh is not None:
-                await SQL["reseal_secret"].run(self._database, **row, fresh=fresh)
-                moved += 1
-        for row in await SQL["sealed_settings"].fetch(self._database):
-            fresh = self._vault.renewed(CLIENT_KEY, row["sealed_key"])
-            if fresh is not None:
-                await SQL["reseal_settings"].run(self._database, **row, fresh=fresh)
-                moved += 1
+        """Seal everything anew that is not under the present key, except history, which is never
+        opened. Return how many were, and how many are left because their tasks run."""
+        moved = await self._renew_column(
+            "sealed_secrets", "reseal_secret", "sealed", SIGNING_SECRET
+        )
+        moved += await self._renew_column(
+            "sealed_settings", "reseal_settings", "sealed_key", CLIENT_KEY
+        )
         tasks, left = await self._renew_tasks()
         moved += await self._renew_specs("sealed_letters", "reseal_letter", self._renewed_spec)
         moved += await self._renew_specs(
@@ -227,6 +215,15 @@ class SecretStore:
         )
         moved += await self._renew_workflows()
         return moved + tasks, left
+
+    async def _renew_column(self, sealed: str, reseal: str, column: str, purpose: str) -> int:
+        moved = 0
+        for row in await SQL[sealed].fetch(self._database):
+            fresh = self._vault.renewed(purpose, row[column])
+            if fresh is not None:
+                await SQL[reseal].run(self._database, **row, fresh=fresh)
+                moved += 1
+        return moved
 
     async def _renew_tasks(self) -> tuple[int, int]:
         moved = left = 0
@@ -274,7 +271,7 @@ class SecretStore:
     async def _stale_specs(
         self, sealed: str, renewed: Callable[[bytes], bytes | None]
     ) -> AsyncIterator[tuple[asyncpg.Record, bytes]]:
-        """Find specs that hold something sealed, page by page; each with what takes its place."""
+        """Yield specs that hold something sealed with an old key, each with its replacement."""
         tenant_id, after = -1, _FIRST
         while True:
             rows = await SQL[sealed].fetch(

@@ -1,4 +1,4 @@
-"""References to tasks, by the number that guards a change of them, and tasks as they are seen."""
+"""References to tasks with the rev or fence that guards a change, and tasks as they are now."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mainspring.postgres.rows import read_rows
 
 
 class TaskRef(NamedTuple):
-    """Which task, and the number a change of it is guarded by: its rev or its fence."""
+    """A task, and the number that a change of it is guarded by: its rev or its fence."""
 
     tenant_id: int
     id: UUID
@@ -47,8 +47,8 @@ class Seen:
     gone: list[UUID]
 
 
-def columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
-    """References in lock order, turned on their side."""
+def ref_columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]:
+    """Return one array per field of these references, in lock order."""
     ordered = sorted(refs)
     return {
         "tenant_ids": [r.tenant_id for r in ordered],
@@ -58,7 +58,7 @@ def columns(refs: Iterable[TaskRef], guards: str) -> dict[str, Sequence[object]]
 
 
 def seen_in(rows: Sequence[asyncpg.Record]) -> Seen:
-    """Return tasks, of which those without a rev are gone."""
+    """Return the tasks of these rows; those without a rev are gone."""
     return Seen(
         read_rows(TaskRow, [row for row in rows if row["rev"] is not None]),
         [row["id"] for row in rows if row["rev"] is None],
@@ -66,10 +66,10 @@ def seen_in(rows: Sequence[asyncpg.Record]) -> Seen:
 
 
 def owner_of(ownership: Ownership) -> dict[str, object]:
-    """Return what statements know an owner by."""
+    """Return the arguments by which a statement checks an owner."""
     return {**node_of(ownership), "partitions": list(ownership.partitions)}
 
 
 def node_of(ownership: Ownership) -> dict[str, object]:
-    """Return what statements know an owner by that name its partitions, or need none."""
+    """Return those of a statement that names its partitions, or needs none."""
     return {"node_id": ownership.node_id, "epoch": ownership.epoch}

@@ -1,11 +1,10 @@
-"""Tasks as the API sees them: created, read, listed, and what a change of one is decided on."""
+"""Tasks of the API: created, read and listed, and the records of their changes."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -37,8 +36,7 @@ from mainspring.store.lists.index_paths import (
     paths_of,
     shortcuts_of,
 )
-from mainspring.store.lists.paging import LAST_ID, RowPage, fill
-from mainspring.store.lists.search import ListSearch
+from mainspring.store.lists.paging import LAST_ID, ListSearch, RowPage, fill
 from mainspring.store.upkeep.statistics import BULK_ROWS, analyze_if_grown
 
 SQL = queries.load("tasks")
@@ -51,7 +49,7 @@ _TELLING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _TaskColumns:
-    """What every reader of a task wants to know."""
+    """The columns that every reader of a task needs."""
 
     id: UUID
     created_at: datetime
@@ -142,10 +140,8 @@ class TaskStore:
         ownership: Ownership,
         offer: EagerLeaseOffer = NO_EAGER_LEASE,
     ) -> Made:
-        """Insert in one transaction, and lease what may start at once.
-
-        A creation whose idempotency key was taken already inserts nothing and is not in the answer.
-        """
+        """Insert in one transaction, and lease what may start at once. A creation whose idempotency
+        key was taken already inserts nothing and is not returned."""
         rows = await SQL["create_tasks"].fetch(
             self._database, **creation_arguments(creations, ownership, self._near, offer)
         )
@@ -163,17 +159,16 @@ class TaskStore:
         return made
 
     async def _analyze_if_grown(self, added: int) -> None:
-        """Before the engine hears of them: by a plan for an empty table a claim can take long."""
+        """Analyze before the engine claims the tasks: by a plan for an empty table that takes
+        long."""
         # Whatever goes wrong here, they are written, and somebody waits to hear that.
         with suppress(StoreUnavailable, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(_TELLING):
                 await analyze_if_grown(self._database, added)
 
     async def which_exist(self, tenant_id: int, ids: Sequence[UUID]) -> dict[UUID, int | None]:
-        """After an insert whose answer was lost: which of these took effect?
-
-        Return id → partition; a task that is finished already has none.
-        """
+        """Return partitions of those tasks that exist, None if finished, after an insert's answer
+        was lost."""
         rows = await SQL["which_exist"].fetch(
             self._database, tenant_id=tenant_id, ids=list(ids), first=min(ids)
         )
@@ -193,14 +188,32 @@ class TaskStore:
         limit: int,
         payloads: bool = False,
     ) -> RowPage[StoredTask, UUID]:
-        """A page of tasks older than `before`; it may be short and still have a next one.
-
-        Payloads are empty unless asked for: a page of large ones need not cross the wire.
-        """
+        """Return tasks older than `before`; a short page may not be the last. No payloads by
+        default."""
         ready = await self._ready()
         # Without a filter every row that is looked at is shown: no need to look at more.
         most = limit if where == _EVERYTHING else self._scan
-        read = partial(self._read, tenant_id, where, payloads)
+        unfinished = where.state is None or not TaskState(where.state).final
+        finished = where.state is None or TaskState(where.state).final
+
+        async def read(
+            path: ListPath, scan: int, before: UUID | None, limit: int
+        ) -> RowPage[StoredTask, UUID]:
+            """Return what one path finds among `scan` rows, and how far it got."""
+            rows = await _LISTS[path].fetch(
+                self._database,
+                tenant_id=tenant_id,
+                before=before or LAST_ID,
+                scan=scan,
+                unfinished=unfinished,
+                finished=finished,
+                limit=limit,
+                payloads=payloads,
+                **asdict(where),
+            )
+            tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
+            return RowPage(tasks, rows[0]["edge"])
+
         search = ListSearch(read, paths_of(where, ready), shortcuts_of(where, ready), most)
         return await fill(search.look, before, limit)
 
@@ -210,33 +223,6 @@ class TaskStore:
             rows = await SQL["ready_indexes"].fetch(self._database)
             self._indexes = frozenset(row["name"] for row in rows)
         return self._indexes
-
-    async def _read(
-        self,
-        tenant_id: int,
-        where: TaskFilter,
-        payloads: bool,
-        path: ListPath,
-        scan: int,
-        before: UUID | None,
-        limit: int,
-    ) -> RowPage[StoredTask, UUID]:
-        """Return what one path finds among `scan` rows, and how far it got (None: to the end)."""
-        unfinished = where.state is None or not TaskState(where.state).final
-        finished = where.state is None or TaskState(where.state).final
-        rows = await _LISTS[path].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            scan=scan,
-            unfinished=unfinished,
-            finished=finished,
-            limit=limit,
-            payloads=payloads,
-            **asdict(where),
-        )
-        tasks = read_rows(StoredTask, [row for row in rows if row["id"] is not None])
-        return RowPage(tasks, rows[0]["edge"])
 
     async def executions(
         self, tenant_id: int, task_id: UUID, *, outcome: str | None
@@ -253,7 +239,7 @@ class TaskStore:
         return None if leased is None else leased.execution()
 
     async def see(self, tenant_id: int, task_id: UUID) -> LockedTask | None:
-        """An unfinished task as it stands; nothing keeps others from changing it."""
+        """Return an unfinished task, without a lock."""
         return await SQL["see_task"].row(
             self._database, LockedTask, tenant_id=tenant_id, task_id=task_id
         )

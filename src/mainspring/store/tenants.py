@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import asyncpg
 
@@ -13,9 +13,8 @@ from mainspring.errors import Conflict
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, transaction
 from mainspring.store.answers import BeforeCommit
-from mainspring.store.audit import INSTALLATION, AuditStore, write_entry
-from mainspring.store.cluster import Topology
-from mainspring.store.keys import NEVER, KeyRing, insert_key
+from mainspring.store.audit import INSTALLATION, write_entry
+from mainspring.store.keys import NEVER, insert_key
 from mainspring.store.upkeep.table_changes import SQL as TABLES
 
 SQL = queries.load("tenants")
@@ -118,11 +117,8 @@ class TenantStore:
     async def delete(
         self, connection: asyncpg.Connection, tenant_id: int, actor: str
     ) -> Sequence[str] | None:
-        """Delete a tenant: its keys, whose ids are returned, end with it; its rows are cleared
-        afterwards (`clear`).
-
-        Conflict while it has unfinished tasks; None when there is no such tenant.
-        """
+        """Delete a tenant and its keys, whose ids are returned; `clear` removes its other rows
+        later. Conflict while it has unfinished tasks; None when there is no such tenant."""
         tenant = await SQL["lock_tenant"].row(connection, StoredTenant, tenant_id=tenant_id)
         if tenant is None:
             return None
@@ -138,7 +134,7 @@ class TenantStore:
         return await SQL["usage"].row(self._database, Usage, tenant_id=tenant_id, scan=self._scan)
 
     async def clear(self, batch: int = 10_000) -> int:
-        """Remove some of what departed tenants left behind; return how many rows that were."""
+        """Remove some rows of deleted tenants; return how many."""
         cleared = 0
         for departed in await SQL["departed_tenants"].fetch(self._database, limit=10):
             gone = await self._clear_tables(departed["tenant_id"], batch)
@@ -157,18 +153,3 @@ class TenantStore:
             clear = SQL["clear_table"].filled(table=table["name"])
             gone += await clear.value(connection, int, tenant_id=tenant_id, limit=batch)
         return gone
-
-
-class Administration(NamedTuple):
-    """What admins of tenants and operators ask the store for."""
-
-    key_ring: KeyRing
-    tenants: TenantStore
-    audit: AuditStore
-    topology: Topology
-
-    @classmethod
-    def over(cls, database: Database) -> Self:
-        return cls(
-            KeyRing(database), TenantStore(database), AuditStore(database), Topology(database)
-        )

@@ -38,7 +38,7 @@ class NoKey(Conflict):
 
 
 class Vault:
-    """Knows the present key and those before it. Without any it can seal and open nothing."""
+    """Ciphers of the present key and of those before it; without any, all calls fail."""
 
     def __init__(self, key: bytes | None = None, old_keys: tuple[bytes, ...] = ()) -> None:
         self._current = None if key is None else _key_id(key)
@@ -80,8 +80,7 @@ class Vault:
 
 
 def parse_key(text: str) -> bytes:
-    """Return a key as it is configured: 32 bytes in base64 or hex. ValueError does not repeat
-    it."""
+    """Return a configured key: 32 bytes in base64 or hex. ValueError does not repeat it."""
     for decode in (bytes.fromhex, lambda t: b64decode(t, altchars=b"-_", validate=True), b64decode):
         try:
             key = decode(text.strip())

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mainspring.domain.capability import MOST_NAMES, Offer
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import Store, sparse
+from mainspring.postgres.database import Store, columns_of
 
 SQL = queries.load("workers")
 
@@ -103,17 +103,7 @@ class WorkerStore(Store):
         """Note workers that were heard of; return those that are still the current ones."""
         ordered = sorted(touches, key=lambda touch: touch[:2])
         rows = await SQL["touch_workers"].fetch(
-            self._database,
-            tenant_ids=[t.tenant_id for t in ordered],
-            names=[t.name for t in ordered],
-            incarnations=[t.incarnation for t in ordered],
-            offers=sparse([t.offer for t in ordered]),
-            about=sparse([t.about for t in ordered]),
-            leased=[t.leased for t in ordered],
-            succeeded=[t.succeeded for t in ordered],
-            failed=[t.failed for t in ordered],
-            released=[t.released for t in ordered],
-            most_names=MOST_NAMES,
+            self._database, **columns_of(Touch._fields, ordered), most_names=MOST_NAMES
         )
         return {(row["tenant_id"], row["name"]) for row in rows}
 
@@ -148,16 +138,12 @@ class WorkerStore(Store):
     async def add_logs(
         self, tenant_id: int, lines: Sequence[NewLogLine], *, most: int, more_errors: int
     ) -> int:
-        """Keep lines of executions that exist, at most `most` of a task and `more_errors` errors
-        beyond; return how many were kept."""
+        """Store lines, at most `most` of a task and `more_errors` errors beyond; return how
+        many."""
         row = await SQL["add_logs"].record(
             self._database,
             tenant_id=tenant_id,
-            task_ids=[line.task_id for line in lines],
-            fences=[line.fence for line in lines],
-            at=[line.at for line in lines],
-            levels=[line.level for line in lines],
-            messages=[line.message for line in lines],
+            **columns_of(NewLogLine._fields, lines),
             most=most,
             more_errors=more_errors,
         )
@@ -173,7 +159,7 @@ class WorkerStore(Store):
 
 
 def offer_shown(*offers: Offer) -> dict[str, object]:
-    """What a worker offers, with all its lanes, as people read it; its resources as told last."""
+    """Return what a worker offers in all its lanes, as people read it; the last one's resources."""
     return {
         "queues": sorted({queue for offer in offers for queue in offer.queues}),
         "handlers": sorted({handler for offer in offers for handler in offer.handlers}),

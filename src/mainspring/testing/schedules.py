@@ -74,26 +74,16 @@ class VirtualSchedule:
     def decide(self, now: float, unfinished: int) -> BacklogDecision:
         """Return what becomes of what is due, by the rules of `domain/schedules/misfire.py`."""
         assert self.next is not None
-        definition, moment = self.definition, now - self.offset
-        cut = moment - definition.misfire.window
-        backlog = self.table.backlog(
-            self.decided_to, moment, most=misfire.wanted(definition), cut=cut
-        )
-        following = self.table.next(backlog.until)
-        last = backlog.recent[-1] if backlog.recent else None
-        gap = None if following is None or last is None else following - last
-        left = None if definition.max_runs is None else definition.max_runs - self.runs
-        verdict = misfire.rule(
-            definition,
-            backlog,
-            now=moment,
-            tolerated=misfire.tolerance(gap),
+        verdict, self.decided_to, self.next = misfire.decide_due(
+            self.definition,
+            self.table,
+            first=self.next,
+            decided_to=self.decided_to,
+            now=now - self.offset,
             unfinished=unfinished,
-            runs_left=left,
+            runs=self.runs,
         )
-        self.decided_to = max(self.decided_to, backlog.until)
         self.runs += len(verdict.fired)
-        self.next = None if left is not None and left <= len(verdict.fired) else following
         self.occurrences.extend(verdict.rulings)
         return verdict
 

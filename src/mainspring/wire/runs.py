@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from mainspring.domain.workflows.states import RunState
+from mainspring.domain.workflows.definition import RunState
 from mainspring.wire.tasks import ErrorOut, State, Time
 from mainspring.wire.values import Json, JsonOrNull
 from mainspring.wire.workflows import GraphOut

@@ -60,19 +60,20 @@ from mainspring.postgres.database import Database
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.answers import AnswerStore, EffectStore
+from mainspring.store.audit import AuditStore
+from mainspring.store.cluster import Topology
 from mainspring.store.dead_letters import DeadLetterStore
 from mainspring.store.explaining import ExplainStore
-from mainspring.store.keys import KeyStore
+from mainspring.store.keys import KeyRing, KeyStore
 from mainspring.store.schedules.calendars import CalendarStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.tasks import TaskStore
-from mainspring.store.tenants import Administration
+from mainspring.store.tenants import TenantStore
 from mainspring.store.vault import Vault
 from mainspring.store.workers import WorkerStore
+from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps, new_steps
-from mainspring.workflows.bulk_cancel import BulkChanges
-from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_changes import TaskChangeService
 
@@ -151,11 +152,12 @@ def _task_routes(deps: ApiDependencies) -> Routes:
     ingest = Ingest(tasks, node, clock, deps.metrics, config.near)
     patcher = TaskPatcher(validator, clock, config.max_payload)
     steps = new_steps(deps.rng, definitions=deps.definitions)
+    changes = TaskChangeService(deps.database, steps)
     return task_routes(
         TaskReading(tasks, WorkerStore(deps.database)),
         TaskCreation(config, validator, ingest, deps.idempotency),
-        TaskChangeResource(tasks, TaskChangeService(deps.database, steps), node, clock, patcher),
-        TaskBulk(BulkChanges(deps.database, steps), node),
+        TaskChangeResource(tasks, changes, node, clock, patcher),
+        TaskBulk(changes, node),
         TaskExplanation(tasks, ExplainStore(deps.database), node, clock),
     )
 
@@ -210,14 +212,13 @@ def _worker_routes(deps: ApiDependencies) -> Iterator[Routes]:
 
 
 def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
-    config, store = deps.config, Administration.over(deps.database)
+    config, database = deps.config, deps.database
     unpredictable = SystemRandom()
     keys = KeyResource(
-        store.key_ring, deps.activity, deps.clock, config.key_environment, unpredictable
+        KeyRing(database), deps.activity, deps.clock, config.key_environment, unpredictable
     )
-    tenants = TenantResource(store.tenants, deps.activity, config, unpredictable)
+    tenants = TenantResource(TenantStore(database), deps.activity, config, unpredictable)
     yield key_routes(keys)
     yield tenant_routes(tenants)
-    yield installation_routes(
-        AuditResource(store.audit), ClusterResource(store.topology, config.overdue_after)
-    )
+    cluster = ClusterResource(Topology(database), config.overdue_after)
+    yield installation_routes(AuditResource(AuditStore(database)), cluster)

@@ -32,16 +32,17 @@ from mainspring.postgres.database import Database, new_ids
 from mainspring.schedules.occurrences import OccurrenceWriter
 from mainspring.schedules.service import ScheduleService
 from mainspring.store.claims import EngineStore
+from mainspring.store.cluster import MessageStore
 from mainspring.store.keys import KeyStore
 from mainspring.store.leases import LeaseStore
-from mainspring.store.node_messages import MessageStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workers import WorkerStore
+from mainspring.store.workflows.definitions import Definitions
+from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.wiring.settings import archive_of, http_settings, vault_of
 from mainspring.wiring.stores import heartbeat_connection, listening_connection
 from mainspring.workflows.advancing import new_steps
-from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes
 from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_runs import TaskRuns
@@ -132,7 +133,7 @@ class NodeParts:
     def _run_starter(self) -> RunStarter:
         ids = new_ids(Random(self._rng.getrandbits(64)))
         runs = WorkflowRunService(self._database, self._steps, self.definitions, ids)
-        task_runs = TaskRuns(self._database, self._steps, runs)
+        task_runs = TaskRuns(self._database, self._steps, runs, WorkflowStore(self._database))
         return RunStarter(
             self._clock, self.state, task_runs, self._announcer, self._recorder.report
         )

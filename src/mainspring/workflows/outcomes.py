@@ -1,6 +1,6 @@
 """Outcomes of steps: what the recorder writes when a task is part of a run.
 
-The outcome, the counters of the steps that wait for it, and what they become are one transaction.
+The outcome, the counters of the steps that wait for it, and their releases are one transaction.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,44 +14,45 @@ from mainspring.domain.outcome_rules import Finish, finish
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflows.states import RunState
+from mainspring.domain.workflows.definition import RunState
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
 from mainspring.store.claims import LeasedRow
 from mainspring.store.outcomes import SQL as OUTCOMES
 from mainspring.store.outcomes import by_task, finish_arguments
-from mainspring.store.task_refs import TaskRef
+from mainspring.store.task_refs import TaskRef, ref_columns
 from mainspring.store.workflows.step_rows import (
     ITSELF,
     NO_STEP_LEASES,
     Ended,
     Moved,
     RunHead,
+    RunTransaction,
     StepLeaseOffer,
-    place_of,
+    parse_label,
 )
 from mainspring.store.workflows.steps import SQL
 from mainspring.workflows.advancing import LARGE, Steps
-from mainspring.workflows.results import MOST_RESULT, ended_of
+from mainspring.workflows.results import MOST_RESULT, reported_end
 
 _MOST_INTRICATE = 10_000
 
 
 class StepsFinished(NamedTuple):
-    """Which outcomes were accepted, and what followed from them."""
+    """The outcomes that were accepted, and what followed from them."""
 
     accepted: set[UUID]
     moved: Moved
 
 
 class StepOutcomes:
-    """The store as the recorder uses it for steps."""
+    """Outcomes of steps of every tenant."""
 
     def __init__(self, database: Database, steps: Steps) -> None:
         self._database = database
         self._steps = steps
         self._intricate: dict[tuple[int, UUID], None] = {}
-        """Runs of which some steps leave something to decide: the fast path is not tried again."""
+        """Runs for which the fast path is not tried again: ends of their steps need decisions."""
 
     async def finish_fast(
         self,
@@ -59,8 +60,7 @@ class StepOutcomes:
         finished: Sequence[Finish],
         offer: StepLeaseOffer = NO_STEP_LEASES,
     ) -> StepsFinished:
-        """The fast path, for ends that leave nothing to decide. What it does not accept is for
-        `finish`."""
+        """Record ends that need no decisions, in one statement; the rest is for `finish`."""
         plain = sorted(self._plain(finished), key=by_task)
         if not plain:
             return StepsFinished(set(), Moved())
@@ -89,8 +89,8 @@ class StepOutcomes:
         return done
 
     def _plain(self, finished: Sequence[Finish]) -> list[Finish]:
-        """Ends that may leave nothing to decide: of runs of which nothing else ended here, and
-        which are not known to be intricate."""
+        """Return the ends that may need no decisions: the only ends of their runs here, of runs
+        that are not known to be intricate."""
         if len(finished) > LARGE:
             return []
         others = {_run_of(finish) for finish in finished if not _is_plain(finish)}
@@ -108,13 +108,13 @@ class StepOutcomes:
         finished: Sequence[Finish],
         now: float,
     ) -> StepsFinished:
-        """Record ends of steps, guarded by fence, and move their runs on, whatever follows."""
-        huge = await self._steps.hold(connection, [_run_of(finish) for finish in finished])
+        """Record ends of steps, guarded by fence, and advance their runs."""
+        huge = await self._steps.lock_runs(connection, [_run_of(finish) for finish in finished])
         rows = await OUTCOMES["finish"].fetch(connection, **finish_arguments(ownership, finished))
         accepted = {row["id"] for row in rows}
-        ended = [ended_of(f) for f in finished if f.report.execution.id in accepted]
-        moved = await self._steps.advance_runs(connection, ownership, ended, now, huge=huge)
-        return StepsFinished(accepted, moved)
+        ended = [reported_end(f) for f in finished if f.report.execution.id in accepted]
+        tx = RunTransaction(connection, ownership, now)
+        return StepsFinished(accepted, await self._steps.advance_runs(tx, ended, huge=huge))
 
     async def expire_leases(
         self,
@@ -125,14 +125,12 @@ class StepOutcomes:
         count_crash: Collection[UUID] = (),
         presumed: Collection[UUID] = (),
     ) -> StepsFinished:
-        """End executions of steps whose lease ended, and that were asked to cancel, or, of those in
-        `count_crash`, started alone and were lost with their worker; those in `presumed` count as
+        """End executions whose lease ended if they were asked to cancel, or if, of those in
+        `count_crash`, they started alone and were lost with their worker; `presumed` ones count as
         started."""
         rows = await SQL["lost_steps"].fetch(
             self._database,
-            tenant_ids=[h.tenant_id for h in held],
-            ids=[h.id for h in held],
-            fences=[h.guard for h in held],
+            **ref_columns(held, "fences"),
             count_crash=list(count_crash),
             presumed=list(presumed),
         )
@@ -149,7 +147,7 @@ class StepOutcomes:
         return [
             Ended(row["tenant_id"], row["workflow_run_id"], step, TaskState.EXPIRED, item)
             for row in rows
-            for step, item in (place_of(row["step"]),)
+            for step, item in (parse_label(row["step"]),)
         ]
 
     @transaction
@@ -163,10 +161,9 @@ class StepOutcomes:
         """End these steps, unless they have been started since."""
         if not leaving:
             return Moved()
-        await self._steps.hold(connection, [(e.tenant_id, e.run_id) for e in leaving])
-        moved = Moved()
-        ended = await self._steps.tasks.end(connection, leaving, moved)
-        return await self._steps.advance_runs(connection, ownership, ended, now, moved=moved)
+        await self._steps.lock_runs(connection, [(e.tenant_id, e.run_id) for e in leaving])
+        tx = RunTransaction(connection, ownership, now)
+        return await self._steps.advance_runs(tx, await self._steps.tasks.end(tx, leaving))
 
     async def overdue(self, ownership: Ownership) -> list[tuple[int, UUID]]:
         """Return runs of our partitions whose deadline has passed."""
@@ -186,11 +183,11 @@ class StepOutcomes:
         now: float,
     ) -> Moved:
         """End a run before its time: only cleanup is left to do."""
-        await self._steps.hold(connection, [(tenant_id, run_id)])
+        await self._steps.lock_runs(connection, [(tenant_id, run_id)])
         head = await SQL["head"].row(connection, RunHead, tenant_id=tenant_id, run_id=run_id)
         if head is None:
             return Moved()
-        return await self._steps.stop_run(connection, ownership, head, why, now)
+        return await self._steps.stop_run(RunTransaction(connection, ownership, now), head, why)
 
 
 def _lost(row: asyncpg.Record, now: float) -> Finish:
@@ -210,11 +207,11 @@ def _note_released(row: asyncpg.Record, moved: Moved) -> None:
 
 
 def _is_plain(finish: Finish) -> bool:
-    """Whether a success of a step as a whole, whose result can be kept as it is."""
+    """Whether it is a success of a whole step, with a result that can be kept as it is."""
     result, step = finish.report.result, finish.report.execution.step
     assert step is not None
     kept = result is None or len(result) <= MOST_RESULT
-    return finish.state is TaskState.COMPLETED and kept and place_of(step)[1] == ITSELF
+    return finish.state is TaskState.COMPLETED and kept and parse_label(step)[1] == ITSELF
 
 
 def _run_of(finish: Finish) -> tuple[int, UUID]:

@@ -1,12 +1,12 @@
 """Runs of workflows: begun, read, listed; cancelled, paused, resumed, retried; a step skipped.
 
-Every change locks the run's row first, then what it touches of its steps and their tasks.
+Every change locks the run's row first, then its steps and their tasks.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
 
 import asyncpg
@@ -18,36 +18,43 @@ from mainspring.domain.workflows.definition import WorkflowDefinition
 from mainspring.domain.workflows.retry import (
     FAIL_FAST,
     LOST,
+    EndedBefore,
     StepProgress,
-    counted,
+    count_needs,
     downstream,
     same_lists,
     with_left_out,
 )
 from mainspring.errors import Conflict, NotFound
-from mainspring.postgres.database import Database, transaction
+from mainspring.postgres.database import Database, columns_of, transaction
 from mainspring.postgres.rows import read_row, read_rows
 from mainspring.store.answers import BeforeCommit
 from mainspring.store.audit import write_entry
-from mainspring.store.dead_letters import note_done_again, note_left_out
+from mainspring.store.dead_letters import archive_letters, mark_letters_replayed
 from mainspring.store.lists.paging import LAST_ID, RowPage, fill, next_mark
-from mainspring.store.workflows.step_rows import ITSELF, Ended, Moved, NewRun, NewStep, RunHead
+from mainspring.store.workflows.definitions import Definitions
+from mainspring.store.workflows.step_rows import (
+    ITSELF,
+    Ended,
+    Moved,
+    NewRun,
+    NewStep,
+    RunHead,
+    RunTransaction,
+)
 from mainspring.store.workflows.steps import add_steps
 from mainspring.store.workflows.workflow_runs import SQL, RunFilter, StoredRun, StoredStep
 from mainspring.workflows.advancing import LARGE, Steps
-from mainspring.workflows.definitions import Definitions
 
 P = ParamSpec("P")
 
 
-class RunChange(NamedTuple):
-    """A change of a run, within the transaction that has locked the run."""
+@dataclass(slots=True, kw_only=True)
+class RunChange(RunTransaction):
+    """A change of a run by a caller, within the transaction that has locked the run."""
 
-    connection: asyncpg.Connection
-    ownership: Ownership
     head: RunHead
     actor: str
-    now: float
 
     async def audit(self, action: str, **detail: object) -> None:
         """Note the change in the audit log."""
@@ -61,13 +68,48 @@ class RunChange(NamedTuple):
         )
         return {row["step"]: read_row(StepProgress, row) for row in rows}
 
+    async def reset_steps(
+        self,
+        definition: WorkflowDefinition,
+        states: Mapping[str, StepProgress],
+        again: Set[str],
+        tasks: Mapping[str, UUID],
+    ) -> None:
+        """Put steps back, with new tasks where they have had theirs."""
+        ordered = sorted(again)
+        counts = [count_needs(definition, step, states, again) for step in ordered]
+        await SQL["reset_steps"].run(
+            self.connection,
+            **self.head.key,
+            steps=ordered,
+            task_ids=[tasks.get(step) for step in ordered],
+            needed=[len(definition.by_id[step].needs) for step in ordered],
+            **columns_of(EndedBefore._fields, counts),
+        )
+
+    async def reopen(
+        self, definition: WorkflowDefinition, kept: Collection[StepProgress], again: int
+    ) -> RunHead:
+        """Resume the run with `again` steps to do; it does not fail fast again for steps that
+        failed."""
+        failed = sum(state.state in LOST for state in kept)
+        return await SQL["reopen_run"].one(
+            self.connection,
+            RunHead,
+            **self.head.key,
+            unfinished=again + sum(not state.over for state in kept),
+            failed=failed,
+            deadline=None if definition.deadline is None else self.now + definition.deadline,
+            stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
+        )
+
     async def given_up(self, steps: Sequence[str]) -> list[tuple[str, UUID]]:
-        """Return, of these steps and their items, the tasks that may have left dead letters."""
+        """Return the tasks of these steps and their items that may have left dead letters."""
         rows = await SQL["given_up"].fetch(self.connection, **self.head.key, steps=steps)
         return [(row["step"], row["task_id"]) for row in rows]
 
 
-def changes_run(
+def locks_run(
     method: Callable[Concatenate["WorkflowRunService", RunChange, P], Awaitable[Moved]],
 ) -> Callable[
     Concatenate["WorkflowRunService", Ownership, int, UUID, str, float, P],
@@ -92,7 +134,7 @@ def changes_run(
         head = await SQL["lock_run"].row(connection, RunHead, **key)
         if head is None:
             return None
-        change = RunChange(connection, ownership, head, actor, now)
+        change = RunChange(connection, ownership, now, head=head, actor=actor)
         return await method(runs, change, *args, **kwargs)
 
     return transaction(run)
@@ -116,36 +158,31 @@ class WorkflowRunService:
         )
 
     async def steps(self, tenant_id: int, run_id: UUID, *, items: bool = False) -> list[StoredStep]:
-        """The steps of a run; with `items` those of its lists, too."""
+        """Return the steps of a run, with `items` also the items of its lists."""
         return await SQL["get_steps"].rows(
             self._database, StoredStep, tenant_id=tenant_id, run_id=run_id, items=items
         )
 
     async def definition(self, tenant_id: int, run: StoredRun) -> WorkflowDefinition:
-        """The definition that a run was made by."""
+        """Return the definition of a run."""
         head = RunHead(tenant_id, run.id, run.workflow, run.version, run.state, None, 0, 0)
-        return await self._database.transact(lambda c: self._definitions.get(c, head))
+        return await self._definitions.get(self._database, head)
 
     async def page(
         self, tenant_id: int, where: RunFilter, *, before: UUID | None, limit: int
     ) -> RowPage[StoredRun, UUID]:
-        """A page of runs older than `before`; it may be short and still have a next one."""
-        return await fill(partial(self._look, tenant_id, where), before, limit)
+        """Return runs older than `before`; a page may be short and still have a next one."""
 
-    async def _look(
-        self, tenant_id: int, where: RunFilter, before: UUID | None, limit: int
-    ) -> RowPage[StoredRun, UUID]:
-        scan = limit if where == RunFilter() else self._scan
-        rows = await SQL["list_runs"].fetch(
-            self._database,
-            tenant_id=tenant_id,
-            before=before or LAST_ID,
-            **asdict(where),
-            limit=limit,
-            scan=scan,
-        )
-        runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
-        return RowPage(runs, next_mark(UUID, rows, limit, scan))
+        async def look(before: UUID | None, limit: int) -> RowPage[StoredRun, UUID]:
+            scan = limit if where == RunFilter() else self._scan
+            marks = {"before": before or LAST_ID, "limit": limit, "scan": scan}
+            rows = await SQL["list_runs"].fetch(
+                self._database, tenant_id=tenant_id, **asdict(where), **marks
+            )
+            runs = read_rows(StoredRun, [row for row in rows if row["id"] is not None])
+            return RowPage(runs, next_mark(UUID, rows, limit, scan))
+
+        return await fill(look, before, limit)
 
     # Changing ---------------------------------------------------------------------------------
 
@@ -153,69 +190,64 @@ class WorkflowRunService:
         self, ownership: Ownership, run: NewRun, conclude: BeforeCommit[Moved] | None = None
     ) -> Moved | None:
         """Begin a run; None when its tenant is gone. `conclude` is the last to happen with it."""
-        plain = _plain_roots(run.definition)
-        mixed = len(plain) < len(run.definition.roots)
-        if conclude is not None or mixed or len(run.definition.steps) > LARGE:
-            return await self._database.transact(lambda c: self._begin(c, ownership, run, conclude))
-        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        rows = await add_steps(self._database, ownership, run.head, added, run)
-        return Moved(rows) if rows else None
+        definition = run.definition
+        plain = _plain_roots(definition)
+        mixed = len(plain) < len(definition.roots)
+        added = self._new_steps(definition, definition.by_id, run.now, plain)
+        if conclude is None and not mixed and len(definition.steps) <= LARGE:
+            rows = await add_steps(self._database, ownership, run.head, added, run=run)
+            return Moved(rows) if rows else None
 
-    async def _begin(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        run: NewRun,
-        conclude: BeforeCommit[Moved] | None,
-    ) -> Moved | None:
-        plain = _plain_roots(run.definition)
-        added = self._new_steps(run.definition, run.definition.by_id, run.now, plain)
-        moved = Moved(await self._steps.tasks.add(connection, ownership, run.head, added, run))
-        if len(plain) < len(run.definition.roots):
-            await self._steps.reconsider(connection, ownership, run.head, run.now, moved)
-        if not (moved.rows or moved.ended):
-            return None
-        if conclude is not None:
-            await conclude(connection, moved)
-        return moved
+        async def begin(connection: asyncpg.Connection) -> Moved | None:
+            tx = RunTransaction(connection, ownership, run.now)
+            tx.moved.rows += await self._steps.tasks.add(tx, run.head, added, run)
+            if mixed:
+                await self._steps.reconsider(tx, run.head)
+            if not (tx.moved.rows or tx.moved.ended):
+                return None
+            if conclude is not None:
+                await conclude(connection, tx.moved)
+            return tx.moved
 
-    @changes_run
+        return await self._database.transact(begin)
+
+    @locks_run
     async def cancel(self, change: RunChange) -> Moved:
         """End a run: what waits is over, what runs is asked to stop, cleanup is done."""
-        connection, head = change.connection, change.head
+        head = change.head
         if head.state == "cancelled" or head.stopping == "cancel":
             return Moved()
         if head.state not in ("running", "paused"):
             raise Conflict(f"a run that is {head.state} cannot be cancelled")
         await change.audit("workflow_run.cancelled")
-        return await self._steps.stop_run(connection, change.ownership, head, "cancel", change.now)
+        return await self._steps.stop_run(change, head, "cancel")
 
-    @changes_run
+    @locks_run
     async def pause(self, change: RunChange) -> Moved:
-        """Hold a run back: nothing more of it starts; what runs goes on."""
+        """Pause a run: nothing more of it starts; what runs goes on."""
         head = change.head
         if head.state == "paused":
             return Moved()
         if head.state != "running" or head.stopping in ("cancel", "deadline"):
             raise Conflict(f"a run that is {_standing(head)} cannot be paused")
         await change.audit("workflow_run.paused")
-        return Moved(told=await self._steps.pause(change.connection, head))
+        return Moved(told=await self._steps.set_paused(change.connection, head, paused=True))
 
-    @changes_run
+    @locks_run
     async def resume(self, change: RunChange) -> Moved:
-        """Let a run go on: what became ready meanwhile starts now."""
+        """Resume a run: what became ready meanwhile starts now."""
         head = change.head
         if head.state == "running":
             return Moved()
         if head.state != "paused":
             raise Conflict(f"a run that is {head.state} cannot be resumed")
         await change.audit("workflow_run.resumed")
-        moved = Moved(told=await self._steps.unpause(change.connection, head))
-        return await self._reconsider(change, head._replace(state="running"), moved)
+        change.moved.told |= await self._steps.set_paused(change.connection, head, paused=False)
+        return await self._steps.reconsider(change, head._replace(state="running"))
 
-    @changes_run
+    @locks_run
     async def retry(self, change: RunChange, step: str | None = None) -> Moved:
-        """Do the steps that failed once more, or the named one, and all that comes after them."""
+        """Repeat the failed steps, or the named one, and all that come after them."""
         definition = await self._definitions.get(change.connection, change.head)
         states = await change.states()
         if step is None:
@@ -227,9 +259,9 @@ class WorkflowRunService:
         await change.audit("workflow_run.retried", step=step)
         return await self._reset(change, definition, states, downstream(definition, again))
 
-    @changes_run
+    @locks_run
     async def skip(self, change: RunChange, step: str) -> Moved:
-        """Leave a step out: those after it go on as if it had succeeded."""
+        """Skip a step: those after it go on as if it had succeeded."""
         connection, head = change.connection, change.head
         definition = await self._definitions.get(connection, head)
         states = await change.states()
@@ -238,20 +270,17 @@ class WorkflowRunService:
             return Moved()
         await change.audit("workflow_step.skipped", step=step)
         if standing.state in ("blocked", "released"):
-            moved = Moved()
             leaving = Ended(head.tenant_id, head.id, step, TaskState.SKIPPED, waived=True)
-            ended = await self._steps.tasks.end(connection, [leaving], moved)
+            ended = await self._steps.tasks.end(change, [leaving])
             if not ended:
                 raise Conflict("the step is running: cancel its task first")
-            return await self._steps.advance_runs(
-                connection, change.ownership, ended, change.now, moved=moved
-            )
+            return await self._steps.advance_runs(change, ended)
         if standing.state == "expanded":
             raise Conflict("the step is running: cancel its tasks first")
         if standing.state == "completed":
             raise Conflict("the step has completed")
         letters = [task for _, task in await change.given_up([step])]
-        await note_left_out(connection, head.tenant_id, letters, change.actor)
+        await archive_letters(connection, head.tenant_id, letters, change.actor)
         await SQL["waive"].run(connection, **head.key, step=step)
         states[step] = StepProgress("skipped", waived=True)
         again = downstream(definition, {step}) - {step}
@@ -267,8 +296,8 @@ class WorkflowRunService:
         failed: Set[str],
         changed: Collection[str] = (),
     ) -> Moved:
-        """Put steps back to where they wait for those before them, and let the run go on. Their
-        dead letters, and those of their items, are resolved: a replay would do the work twice."""
+        """Put steps back to waiting, and let the run go on. Their dead letters, and those of their
+        items, are resolved: a replay would do the work twice."""
         connection, head, now = change.connection, change.head, change.now
         again = with_left_out(definition, states, failed)
         busy = sorted(s for s in again if states[s].state in ("released", "expanded"))
@@ -278,19 +307,15 @@ class WorkflowRunService:
         added = self._new_steps(definition, fresh, now, frozenset())
         tasks = {step.step: step.task_id for step in added}
         successors = {task: tasks[step] for step, task in await change.given_up(list(fresh))}
-        await note_done_again(connection, head.tenant_id, successors, change.actor)
+        await mark_letters_replayed(connection, head.tenant_id, successors, change.actor)
         same = same_lists(definition, states, again, changed)
         await SQL["drop_items"].run(connection, **head.key, steps=list(again), same=same)
-        await _reset_rows(connection, head, definition, states, again, tasks)
+        await change.reset_steps(definition, states, again, tasks)
         if added:
-            await self._steps.tasks.add_tasks(connection, change.ownership, head, added)
+            await add_steps(connection, change.ownership, head, added, tasks_only=True)
         kept = [state for name, state in states.items() if name not in again]
-        reopened = await _reopen(connection, head, definition, kept, len(again), now)
-        return await self._reconsider(change, reopened, Moved())
-
-    async def _reconsider(self, change: RunChange, head: RunHead, moved: Moved) -> Moved:
-        connection, ownership, now = change.connection, change.ownership, change.now
-        return await self._steps.reconsider(connection, ownership, head, now, moved)
+        reopened = await change.reopen(definition, kept, len(again))
+        return await self._steps.reconsider(change, reopened)
 
     def _new_steps(
         self,
@@ -299,71 +324,20 @@ class WorkflowRunService:
         now: float,
         plain: Collection[str],
     ) -> list[NewStep]:
-        """Rows of steps: blocked, but for those that can start at once."""
+        """Return new steps: blocked, except those that can start at once."""
         return [
             NewStep(
-                step.id,
-                ITSELF,
-                "released" if step.id in plain else "blocked",
-                len(step.needs),
-                definition.children[step.id],
-                self._ids.make(now),
-                round(now + step.delay, 6),
-                step.template,
-                step.id in definition.plain,
+                step.id, ITSELF, "released" if step.id in plain else "blocked", len(step.needs),
+                definition.children[step.id], self._ids.make(now), round(now + step.delay, 6),
+                step.template, step.id in definition.plain,
             )
             for step in definition.steps
             if step.id in names
-        ]
-
-
-async def _reset_rows(
-    connection: asyncpg.Connection,
-    head: RunHead,
-    definition: WorkflowDefinition,
-    states: Mapping[str, StepProgress],
-    again: Set[str],
-    tasks: Mapping[str, UUID],
-) -> None:
-    """Put the rows of steps back, with new tasks where they have had theirs."""
-    ordered = sorted(again)
-    counts = [counted(definition, step, states, again) for step in ordered]
-    await SQL["reset_steps"].run(
-        connection,
-        **head.key,
-        steps=ordered,
-        task_ids=[tasks.get(step) for step in ordered],
-        needed=[len(definition.by_id[step].needs) for step in ordered],
-        finished=[count.finished for count in counts],
-        succeeded=[count.succeeded for count in counts],
-        failed=[count.failed for count in counts],
-    )
-
-
-async def _reopen(
-    connection: asyncpg.Connection,
-    head: RunHead,
-    definition: WorkflowDefinition,
-    kept: Collection[StepProgress],
-    again: int,
-    now: float,
-) -> RunHead:
-    """Let a run go on with so many steps `again`. If others remain that failed, it does not fail
-    fast once more: what is asked for is done."""
-    failed = sum(state.state in LOST for state in kept)
-    return await SQL["reopen_run"].one(
-        connection,
-        RunHead,
-        **head.key,
-        unfinished=again + sum(not state.over for state in kept),
-        failed=failed,
-        deadline=None if definition.deadline is None else now + definition.deadline,
-        stopping="failure" if failed and definition.on_failure == "fail_fast" else None,
-    )
+        ]  # fmt: skip
 
 
 def _plain_roots(definition: WorkflowDefinition) -> frozenset[str]:
-    """Steps that begin with the run, whatever its input says."""
+    """Return the steps that start with the run, whatever its input."""
     return frozenset(
         name
         for name in definition.roots

@@ -1,6 +1,7 @@
 """Runs that belong to a task: begun when it starts, found again when it is retried."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
@@ -10,7 +11,7 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.postgres.database import Database, transaction
 from mainspring.postgres.rows import read_row
-from mainspring.store.workflows.step_rows import Moved, NewRun, RunHead
+from mainspring.store.workflows.step_rows import Moved, NewRun, RunHead, RunTransaction
 from mainspring.store.workflows.workflow_runs import SQL
 from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.workflows.advancing import Steps
@@ -21,14 +22,14 @@ _INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False)
 class TaskRuns:
-    """The store as the executor of such tasks uses it."""
+    """Runs of tasks that the node executes."""
 
-    def __init__(self, database: Database, steps: Steps, runs: WorkflowRunService) -> None:
-        self._database = database
-        self._steps = steps
-        self._runs = runs
-        self._workflows = WorkflowStore(database)
+    _database: Database
+    _steps: Steps
+    _runs: WorkflowRunService
+    _workflows: WorkflowStore
 
     async def begin(
         self,
@@ -37,35 +38,23 @@ class TaskRuns:
         workflow: str,
         given: Mapping[str, msgspec.Raw],
     ) -> Moved | None:
-        """Begin the run of a task, unless it was begun before; None: there is no such workflow.
-        ValueError: templates could not look into such an input."""
+        """Begin the run of a task, unless it was begun before. None: there is no such workflow;
+        ValueError: its templates could not read the input."""
         if await self._runs.get(execution.tenant_id, execution.id) is not None:
             return Moved()
         found = await self._workflows.get(execution.tenant_id, workflow)
         if found is None:
             return None
-        row = await SQL["whose_task"].record(
-            self._database,
-            tenant_id=execution.tenant_id,
-            task_id=execution.id,
-            fence=execution.fence,
-        )
+        row = await SQL["whose_task"].record(self._database, **_task_key(execution))
         if row is None:
             return Moved()  # not ours any more
         merged = _encode({**_INPUT.decode(found.definition.input), **given})
         if text := unreadable(merged):
             raise ValueError(f"input: {text}")
         run = NewRun(
-            execution.tenant_id,
-            execution.id,
-            found.name,
-            found.version,
-            found.definition,
-            merged,
-            execution.picked,
-            row["schedule_id"],
-            row["nominal"],
-        )
+            execution.tenant_id, execution.id, found.name, found.version, found.definition, merged,
+            execution.picked, row["schedule_id"], row["nominal"],
+        )  # fmt: skip
         try:
             return await self._runs.create(ownership, run)
         except asyncpg.UniqueViolationError:
@@ -82,16 +71,17 @@ class TaskRuns:
     async def cancel(
         self, connection: asyncpg.Connection, ownership: Ownership, execution: Execution, now: float
     ) -> Moved | None:
-        """Cancel the run of a task that was asked to cancel. None: the execution is not current,
-        and the run is another's."""
+        """Cancel the run of a task that was asked to cancel. None: the execution is not current."""
         row = await SQL["lock_run"].record(
             connection, tenant_id=execution.tenant_id, run_id=execution.id
         )
-        task = await SQL["whose_task"].record(
-            connection, tenant_id=execution.tenant_id, task_id=execution.id, fence=execution.fence
-        )
+        task = await SQL["whose_task"].record(connection, **_task_key(execution))
         if row is None or task is None or not task["cancel_requested"]:
             return None
-        return await self._steps.stop_run(
-            connection, ownership, read_row(RunHead, row), "cancel", now
-        )
+        tx = RunTransaction(connection, ownership, now)
+        return await self._steps.stop_run(tx, read_row(RunHead, row), "cancel")
+
+
+def _task_key(execution: Execution) -> dict[str, object]:
+    tenant_id, task_id, fence = execution.tenant_id, execution.id, execution.fence
+    return {"tenant_id": tenant_id, "task_id": task_id, "fence": fence}

@@ -27,8 +27,7 @@ from mainspring.api.views import instant
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.partitions import NO_OWNERSHIP
-from mainspring.domain.schedules.definition import Timetable
+from mainspring.domain.schedules.definition import Timetable, spread_of
 from mainspring.errors import Conflict, InvalidRequest, Problem, RequestError, StoreUnavailable
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import NameTaken, ScheduleChange, ScheduleService
@@ -74,15 +73,12 @@ class ScheduleChangeResource:
                 now, following, None, 0, list(wanted.checked.holidays), now,
             )  # fmt: skip
             return self._previewed(unsaved, None, table, now)
+        decided_to = now - spread_of(schedule_id, definition.spread)
+        new = ScheduleChange(
+            "active", wanted.name, definition, wanted.template, decided_to, following
+        )
         made = await self.schedules.create(
-            call.tenant_id,
-            schedule_id,
-            wanted.name,
-            definition,
-            wanted.template,
-            now=now,
-            next_at=following,
-            conclude=call.remember(self._created),
+            call.tenant_id, schedule_id, new, call.remember(self._created)
         )
         if made is None:
             raise _taken(wanted.name)
@@ -141,9 +137,7 @@ class ScheduleChangeResource:
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
-        done = await self.schedules.run_now(
-            call.tenant_id, schedule_id, NO_OWNERSHIP, call.remember(_first_task)
-        )
+        done = await self.schedules.run_now(call.tenant_id, schedule_id, call.remember(_first_task))
         decided = existing(done, no_such_schedule, schedule_id)
         self._announce(decided)
         return _first_task(decided)
@@ -160,7 +154,7 @@ class ScheduleChangeResource:
 
         remember = call.remember(_all_tasks)
         done = await self.schedules.backfill(
-            call.tenant_id, schedule_id, NO_OWNERSHIP, choose, wanted.max_running, remember
+            call.tenant_id, schedule_id, choose, wanted.max_running, remember
         )
         decided = existing(done, no_such_schedule, schedule_id)
         self._announce(decided)
@@ -247,7 +241,7 @@ class ScheduleChangeResource:
             call.check_rev(locked.edition)
             return decide(locked)
 
-        done = await self.schedules.change(call.tenant_id, schedule_id, NO_OWNERSHIP, checked)
+        done = await self.schedules.change(call.tenant_id, schedule_id, checked)
         changed = existing(done, no_such_schedule, schedule_id)
         self._announce(changed.decisions, changed.schedule.partition)
         return self.reading.response(changed.schedule)

@@ -29,8 +29,7 @@ from mainspring.errors import Conflict, Problem, RequestError, StoreUnavailable
 from mainspring.store.tasks import LockedTask, StoredTask, TaskChange, TaskStore
 from mainspring.wire.dead_letters import CancelIn, CancelledOut
 from mainspring.wire.tasks import CompleteIn, TaskPatch
-from mainspring.workflows.bulk_cancel import BulkChanges, CancelCounts
-from mainspring.workflows.task_changes import TaskChangeService
+from mainspring.workflows.task_changes import CancelCounts, TaskChangeService
 
 Rule = Callable[[TaskStanding], Move | None]
 
@@ -169,17 +168,17 @@ class TaskChangeResource:
 class TaskBulk:
     """POST /v1/tasks/cancel."""
 
-    bulk: BulkChanges
+    changes: TaskChangeService
     node: NodePort
 
     async def cancel(self, call: TenantCall) -> Response:
         wanted = decode_as(CancelIn, await call.body())
         where = task_filter(wanted.filter)
         if wanted.dry_run or call.dry_run:
-            total = await self.bulk.count_cancellable(call.tenant_id, where)
+            total = await self.changes.count_cancellable(call.tenant_id, where)
         else:
             total = CancelCounts()
-            async for done in self.bulk.cancel(call.tenant_id, where, call.actor):
+            async for done in self.changes.cancel_matching(call.tenant_id, where, call.actor):
                 total += done
                 if done.partitions:
                     self.node.announce(changed=done.partitions)

@@ -25,7 +25,7 @@ from mainspring.api.workflows.views import graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.workflows.states import RunState
+from mainspring.domain.workflows.definition import RunState
 from mainspring.errors import Problem, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.answers import BeforeCommit

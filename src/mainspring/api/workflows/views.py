@@ -46,8 +46,14 @@ def graph_out(definition: WorkflowDefinition, states: graphs.States | None = Non
     """The graph as data; with states it is that of a run."""
     return wire.GraphOut(
         [
-            wire.GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
-            for node in graphs.nodes(definition, states)
+            wire.GraphNodeOut(
+                step.id,
+                step.foreach is not None,
+                step.cleanup,
+                step.condition,
+                None if states is None else states.get(step.id),
+            )
+            for step in definition.steps
         ],
         [wire.EdgeOut(edge.source, edge.target, edge.when) for edge in graphs.edges(definition)],
     )

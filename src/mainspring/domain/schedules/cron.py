@@ -13,9 +13,11 @@ import re
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
+from math import inf
+from typing import ClassVar
 
 SUNDAY = 0
 LONGEST_GAP_YEARS = 41
@@ -73,15 +75,11 @@ class Cron:
     hours: tuple[int, ...]
     months: frozenset[int]
     days: Days
-    per_day: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        count = len(self.seconds) * len(self.minutes) * len(self.hours)
-        object.__setattr__(self, "per_day", count)
+    seconds_at_once: ClassVar[float] = inf
 
     @property
-    def at_once(self) -> float | None:
-        return None
+    def per_day(self) -> int:
+        return len(self.seconds) * len(self.minutes) * len(self.hours)
 
     @property
     def every_hour(self) -> bool:

@@ -22,12 +22,12 @@ from mainspring.domain.schedules.recurrence import (
     Recurrence,
     ZonedRecurrence,
 )
-from mainspring.domain.schedules.zones import DstPolicy, Zone, zone
+from mainspring.domain.schedules.zones import DstPolicy, zone
 
 INSTANT = 1e-6
-"""The smallest difference between two times that we keep."""
+"""The smallest difference between two stored times."""
 EXCLUDED_AHEAD = 3600.0
-"""So much of an excluded day is decided at once: few rows, and an edit counts within the hour."""
+"""Seconds of an excluded day that are decided at once: an edit counts within the hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Backlog(NamedTuple):
 
 @lru_cache(8192)
 def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
-    """The series of instants that a definition means, without its bounds."""
+    """Return the recurrence of a definition, without its bounds."""
     if definition.interval is not None:
         return Interval(round(definition.anchor * 1e6), round(definition.interval * 1e6))
     where = zone(definition.timezone)
@@ -87,24 +87,19 @@ def recurrence_of(definition: ScheduleDefinition) -> Recurrence:
 
 @lru_cache(8192)
 def timetable(definition: ScheduleDefinition, holidays: tuple[str, ...] = ()) -> "Timetable":
-    """The timetable of a definition; `holidays` are the dates of its calendars."""
+    """Return the timetable of a definition; `holidays` are the dates of its calendars."""
     days = sorted({date.fromisoformat(day) for day in (*definition.exclude, *holidays)})
-    return Timetable(definition, recurrence_of(definition), zone(definition.timezone), days)
+    return Timetable(definition, days)
 
 
 class Timetable:
     """When a schedule is due. Nominal times strictly rise."""
 
-    def __init__(
-        self,
-        definition: ScheduleDefinition,
-        series: Recurrence,
-        where: Zone,
-        excluded: Sequence[date],
-    ) -> None:
-        self._series = series
-        self._zone = where
+    def __init__(self, definition: ScheduleDefinition, excluded: Sequence[date]) -> None:
+        self._series = recurrence_of(definition)
+        self._zone = zone(definition.timezone)
         self._excluded = excluded
+        self._excluded_days = frozenset(excluded)
         self._first = definition.start_at if definition.start_at is not None else float("-inf")
         self._last = definition.end_at if definition.end_at is not None else float("inf")
 
@@ -132,12 +127,12 @@ class Timetable:
         return times
 
     def excludes(self, nominal: float) -> bool:
-        return bool(self._excluded) and self._has(self._zone.day(nominal))
+        return bool(self._excluded) and self._zone.day(nominal) in self._excluded_days
 
     def backlog(self, after: float, until: float, *, most: int, cut: float) -> Backlog:
         """Return what is due in (after, until]: the last ones one by one, those before in spans,
-        none of which lies on both sides of `cut`. An excluded day is looked at a little ahead; and
-        what has to be walked through is looked at in stretches, `until` says how far."""
+        none of which lies on both sides of `cut`. An excluded day is looked at a little ahead; what
+        is slow to count is counted in stretches, `until` says how far."""
         until = min(until, self._series.reach(max(after, self._first - INSTANT)))
         if self.excludes(until):
             end = self._zone.start_of(self._zone.day(until) + timedelta(1)) - INSTANT
@@ -178,13 +173,9 @@ class Timetable:
         for start, end in pairwise(sorted({after, until} | edges)):
             yield start, end, self.excludes(end)
 
-    def _has(self, day: date) -> bool:
-        index = bisect_left(self._excluded, day)
-        return index < len(self._excluded) and self._excluded[index] == day
-
 
 def spread_of(schedule_id: UUID, spread: float) -> float:
-    """Its own share of the spread: always the same for one schedule, even over many of them."""
+    """Return a schedule's share of the spread: always the same, and even over many schedules."""
     if spread <= 0:
         return 0.0
     share = int.from_bytes(sha256(schedule_id.bytes).digest()[:6], "big") / 2**48

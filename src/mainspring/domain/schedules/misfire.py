@@ -9,7 +9,7 @@ fate share one line of the ledger.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span
+from mainspring.domain.schedules.definition import Backlog, ScheduleDefinition, Span, Timetable
 from mainspring.domain.schedules.policies import Decision
 
 MOST_ON_TIME = 2
@@ -36,10 +36,61 @@ class BacklogDecision(NamedTuple):
         return tuple(r.span.first for r in self.rulings if r.decision is Decision.FIRED)
 
 
+class DueDecision(NamedTuple):
+    """The decision about everything that is due of a schedule, and how it goes on."""
+
+    verdict: BacklogDecision
+    decided_to: float
+    next: float | None
+
+
+def decide_due(
+    definition: ScheduleDefinition,
+    table: Timetable,
+    *,
+    first: float,
+    decided_to: float,
+    now: float,
+    unfinished: int,
+    runs: int,
+) -> DueDecision:
+    """Decide on what is due since `decided_to`, of which `first` is the first nominal time."""
+    backlog, following = _due(definition, table, first, decided_to, now)
+    left = None if definition.max_runs is None else max(0, definition.max_runs - runs)
+    last = backlog.recent[-1] if backlog.recent else None
+    gap = None if following is None or last is None else following - last
+    verdict = rule(
+        definition,
+        backlog,
+        now=now,
+        tolerated=tolerance(gap),
+        unfinished=unfinished,
+        runs_left=left,
+    )
+    if left is not None and left <= len(verdict.fired):
+        following = None
+    elif following is not None and following <= backlog.until:
+        following = table.next(backlog.until)
+    return DueDecision(verdict, max(backlog.until, decided_to), following)
+
+
+def _due(
+    definition: ScheduleDefinition, table: Timetable, first: float, decided_to: float, now: float
+) -> tuple[Backlog, float | None]:
+    """Return what is due, and what comes next. Mostly one occurrence is due, known already."""
+    following = table.next(first)
+    alone = first <= now and (following is None or following > now)
+    if alone and not (table.excludes(first) or table.excludes(now)):
+        return Backlog((), (), (first,), now), following
+    cut = now - definition.misfire.window
+    backlog = table.backlog(decided_to, now, most=wanted(definition), cut=cut)
+    return backlog, table.next(backlog.until)
+
+
 def tolerance(gap: float | None) -> float:
-    """Return how late a decision may be and still count as on time: a tenth of the time to the next
-    occurrence, within bounds. A failover must not cost a daily run, and after an outage of a
-    per-second schedule nobody wants a burst that calls itself punctual."""
+    """Return how late a decision may be and count as on time: a tenth of the time to the next
+    occurrence, within bounds. A failover must not cost a daily run, and an outage of a per-second
+    schedule must not end in a burst that counts as punctual."""
     if gap is None:
         return _MOST_TOLERANCE
     return min(max(gap / 10, _LEAST_TOLERANCE), _MOST_TOLERANCE)
@@ -67,14 +118,17 @@ def rule(
     rulings += [Ruling(s, Decision.SKIPPED_EXCLUDED, "an excluded date") for s in backlog.excluded]
     rulings += refused
     late = now - tolerated
-    rulings += [Ruling(Span(t, t, 1), Decision.FIRED, _punctuality(t < late)) for t in chosen]
+    rulings += [
+        Ruling(Span(t, t, 1), Decision.FIRED, "late, made up for" if t < late else "on time")
+        for t in chosen
+    ]
     return BacklogDecision(_joined(rulings), cancel)
 
 
 def _after_misfire(
     definition: ScheduleDefinition, backlog: Backlog, now: float, tolerated: float
 ) -> tuple[list[float], list[Ruling]]:
-    """The occurrences that shall run as far as lateness goes, and rulings on the others."""
+    """Return the occurrences that may run by the misfire policy, and rulings on the others."""
     misfire = definition.misfire
     punctual = [t for t in backlog.recent if now - t <= tolerated]
     late = [t for t in backlog.recent if now - t > tolerated]
@@ -111,8 +165,7 @@ def _after_misfire(
 def _after_overlap(
     definition: ScheduleDefinition, candidates: Sequence[float], unfinished: int
 ) -> tuple[Sequence[float], list[Ruling], int]:
-    """Return which candidates run, rulings on the others, and how many unfinished ones are
-    cancelled."""
+    """Return which candidates run, rulings on the others, and how many tasks are cancelled."""
     limit = definition.max_running
     if definition.overlap == "allow":
         return candidates, [], 0
@@ -133,12 +186,8 @@ def _refused(times: Sequence[float], reason: str) -> list[Ruling]:
     return [Ruling(Span(t, t, 1), Decision.SKIPPED_OVERLAP, reason) for t in times]
 
 
-def _punctuality(late: bool) -> str:
-    return "late, made up for" if late else "on time"
-
-
 def _joined(rulings: Sequence[Ruling]) -> tuple[Ruling, ...]:
-    """In order, with neighbours of the same fate as one; what fires stays a line of its own."""
+    """Sort the rulings, and join neighbours with the same decision, unless it is to fire."""
     joined: list[Ruling] = []
     for ruling in sorted(rulings, key=lambda r: r.span.first):
         before = joined[-1] if joined else None

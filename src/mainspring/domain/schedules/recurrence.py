@@ -1,14 +1,15 @@
 """When something recurs: cron expressions and rules read in a zone, and intervals from an anchor.
 
-All three answer the same questions about instants (seconds since the epoch), and answer them
-without walking through every occurrence, so that a long outage costs no more than a short one.
+A recurrence is a strictly rising series of instants (seconds since the epoch). `next` returns the
+first one after an instant, `count` and `recent` how many lie in (after, until] and the last of
+these, in order. None walks through every occurrence: a long outage costs no more than a short one.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
 
+from mainspring.domain.schedules.cron import LONGEST_GAP_YEARS, Cron
+from mainspring.domain.schedules.rrule import Rule
 from mainspring.domain.schedules.zones import (
     BY_ELAPSED_TIME,
     DstPolicy,
@@ -18,48 +19,8 @@ from mainspring.domain.schedules.zones import (
     wall_at,
 )
 
-_YEAR = 366 * 86400.0
-SEARCH_YEARS = 41
+SEARCH_SECONDS = LONGEST_GAP_YEARS * 366 * 86400.0
 """Beyond this nothing is looked for: the rarest cron expression comes back sooner."""
-SEARCH_SECONDS = SEARCH_YEARS * _YEAR
-
-
-class Recurrence(Protocol):
-    """A strictly rising series of instants."""
-
-    def next(self, after: float) -> float | None:
-        """The first instant after that one."""
-        ...
-
-    def count(self, after: float, until: float) -> int:
-        """Return how many lie in (after, until]."""
-        ...
-
-    def recent(self, after: float, until: float, most: int) -> list[float]:
-        """The last of (after, until], at most that many, in order."""
-        ...
-
-    def reach(self, after: float) -> float:
-        """Return how far `count` and `recent` can be asked about at once."""
-        ...
-
-
-class WallRecurrence(Protocol):
-    """The same over a wall clock, in whole seconds."""
-
-    @property
-    def every_hour(self) -> bool: ...
-
-    @property
-    def at_once(self) -> float | None:
-        """A stretch of so many seconds can be counted at once; None: any."""
-        ...
-
-    def next(self, after: datetime) -> datetime | None: ...
-
-    def count(self, after: datetime, until: datetime) -> int: ...
-
-    def recent(self, after: datetime, until: datetime, most: int) -> list[datetime]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +42,7 @@ class Interval:
         return [self._at(number) for number in range(first, last + 1)]
 
     def reach(self, after: float) -> float:
+        """Return up to where `count` and `recent` can be asked at once."""
         return float("inf")
 
     def _number(self, instant: float) -> int:
@@ -94,7 +56,7 @@ class Interval:
 class ZonedRecurrence:
     """What recurs by a wall clock, in a zone, with a policy for the clock's changes."""
 
-    def __init__(self, walls: WallRecurrence, zone: Zone, policy: DstPolicy) -> None:
+    def __init__(self, walls: Cron | Rule, zone: Zone, policy: DstPolicy) -> None:
         self.walls = walls
         self._zone = zone
         # Through every hour means elapsed time: nobody wants an hour of silence in autumn.
@@ -130,8 +92,7 @@ class ZonedRecurrence:
         return found
 
     def reach(self, after: float) -> float:
-        seconds = self.walls.at_once
-        return float("inf") if seconds is None else after + seconds
+        return after + self.walls.seconds_at_once
 
     def _parts(self, after: float, until: float) -> Iterator[Stretch | float]:
         """Stretches of wall time to read, and instants that make up for what a gap swallowed."""
@@ -150,3 +111,6 @@ class ZonedRecurrence:
                     yield part._replace(start=start)
             else:
                 yield part
+
+
+Recurrence = Interval | ZonedRecurrence

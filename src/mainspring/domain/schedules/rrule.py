@@ -41,14 +41,13 @@ _WEEKDAYS = {name: number for number, name in enumerate(("MO", "TU", "WE", "TH",
 _MOST_COUNT = 10_000
 _LONGEST = 1000
 _HORIZON = 45
-"""Years after which a next time is looked for no more (see `recurrence.SEARCH_YEARS`)."""
+"""Years after which a next time is looked for no more (see `recurrence.SEARCH_SECONDS`)."""
 _COUNTED_YEARS = 200
 """Years after which COUNT no longer matters: nobody lives to see the end of it."""
 _MOST_DAYS = 366 * _HORIZON
 """Days of which the times are worked out for one answer, and twice as many for COUNT."""
-_AT_ONCE = 2 * 366 * 86400.0
 _FEW = 64
-"""Steps of a day that are looked at one by one; of more, all at once."""
+"""Maximum steps of a day that are looked at one by one; more are computed at once."""
 _MOST_KNOWN = 5000
 _LAST_DAY = date(9999, 12, 30).toordinal()
 _INSTANT = timedelta(seconds=1)
@@ -95,8 +94,7 @@ class _Parts:
 
 
 class _Times:
-    """The times of each day, as seconds in the bits of a number, before BYSETPOS chooses among
-    those of a period that is longer than a day."""
+    """The times of each day, as bits of a number, before BYSETPOS of periods beyond a day."""
 
     def __init__(self, parts: _Parts, begin: datetime) -> None:
         self._unit = _UNITS.get(parts.freq, 0)
@@ -129,7 +127,10 @@ class _Times:
 
 
 class Rule:
-    """A rule with its beginning: the same questions as a cron expression answers."""
+    """A rule with its beginning, with the same methods as `cron.Cron`."""
+
+    seconds_at_once = 2 * 366 * 86400.0
+    """Seconds of which the times can be counted at once."""
 
     def __init__(
         self, parts: _Parts, begin: datetime, until: datetime | None, counted: int | None
@@ -142,13 +143,12 @@ class Rule:
         self._month = 12 * begin.year + begin.month
         self._times = _Times(parts, begin)
         self._positions = parts.positions if parts.freq < Freq.DAILY else frozenset[int]()
-        """Of a period of more than a day; of shorter ones `_Times` knows."""
+        """Of periods longer than a day; `_Times` applies those of shorter ones."""
         self._last_day: tuple[int, int] | None = None
         self._last_period: tuple[int, dict[int, int]] | None = None
         self._asked: tuple[datetime, datetime] | None = None
         """The last question and its answer: between the two every question has the same answer."""
         self.every_hour = parts.every_hour
-        self.at_once: float | None = _AT_ONCE
         if not any(matching_days(parts.days, kind) for kind in KINDS):
             raise RuleNeverFires("never fires: no day of any year matches")
         if not self._times.all or not self._can_choose():
@@ -343,7 +343,7 @@ def _parts(given: dict[str, str], begin: datetime) -> _Parts:
 
 
 def _day_parts(given: dict[str, str], freq: Freq, begin: datetime) -> DayParts:
-    """Return what no month, week or year has so many of never matches, which is not refused."""
+    """Return the parts that choose days; numbers that no month, week or year has are allowed."""
     anywhere = range(-(10**7), 10**7)
     months = _numbers("BYMONTH", given, anywhere)
     month_days = _numbers("BYMONTHDAY", given, anywhere)
@@ -426,8 +426,7 @@ def _until(text: str, zone_name: str) -> datetime:
 
 
 def _chosen_times(parts: _Parts) -> int:
-    """The times of any day, less those that BYSETPOS leaves out of its day, hour, minute or
-    second."""
+    """Return the times of any day that BYSETPOS leaves in its day, hour, minute or second."""
     if not parts.positions or parts.freq < Freq.DAILY:
         return parts.clock.day
     shared = parts.freq - Freq.DAILY  # of hour, minute and second

@@ -17,7 +17,7 @@ DAY = 86400
 
 
 class Kind(NamedTuple):
-    """All that is known of a year when its days are compared with a rule. Monday is 0."""
+    """The properties of a year by which its days match. Monday is 0."""
 
     leap: bool
     first_weekday: int
@@ -33,8 +33,7 @@ KINDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DayParts:
-    """The parts of a rule that choose days; an empty one chooses all. Negative numbers count from
-    the end."""
+    """The parts that choose days: an empty one all days, a negative number from the end."""
 
     months: frozenset[int] = frozenset()
     month_days: frozenset[int] = frozenset()
@@ -92,7 +91,7 @@ def _months(kind: Kind) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(256)
 def _weeks(kind: Kind, week_start: int) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of each day's week, from the start and from the end. As in ISO 8601 the
+    """Return the numbers of each day's week, from the start and from the end, as in ISO 8601: the
     first week of a year is the one with most of its days in it."""
     length, before = 365 + kind.leap, 365 + kind.after_leap
     into = (kind.first_weekday - week_start) % 7

@@ -34,8 +34,7 @@ def expand(payload: bytes, values: Values) -> bytes:
 
 
 def rewrite(document: bytes, change: Callable[[str], bytes]) -> bytes:
-    """JSON in which each string value that may hold placeholders is replaced by what `change` makes
-    of it; all other bytes stay as they are."""
+    """Replace string values that may hold placeholders by their `change`; keep all other bytes."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         token = match[0]

@@ -87,7 +87,7 @@ def zone(name: str) -> "Zone":
 
 
 class Zone:
-    """A zone's offsets. Changes are found by looking at each day's ends, once per year."""
+    """The offsets of a zone. Changes are found by looking at each day's ends, once per year."""
 
     def __init__(self, name: str, info: ZoneInfo) -> None:
         self.name = name
@@ -146,11 +146,9 @@ class Zone:
             day, before = day + _DAY, after
 
     def stretches(self, after: float, until: float, policy: DstPolicy) -> Iterator[Stretch | Gap]:
-        """The wall clock over (after, until] as the policy wants it read, earliest first.
-
-        A repeated hour appears in the first stretch, the second or both; skipped times come as a
-        Gap between two stretches if they shall be made up for.
-        """
+        """Yield the wall clock over (after, until] as the policy reads it, earliest first: a
+        repeated hour in the first stretch, the second or both; skipped times as a Gap if they are
+        made up for."""
         previous: OffsetChange | None = None
         offset = self.offset(after)
         for change in self.changes(after - 2 * _DAY, after):
@@ -165,30 +163,17 @@ class Zone:
                 closing = next(self.changes(until, until + 2 * _DAY), None)
             else:
                 end = wall_at(following.at, offset) - SECOND
-            stretch = _readable(
-                wall_at(after, offset), end, offset, previous, closing, policy.repeat
-            )
-            if stretch is not None:
-                yield stretch
+            start = wall_at(after, offset)
+            if policy.repeat == "first" and previous is not None and not previous.skips:
+                start = max(start, wall_at(previous.at, previous.before) - SECOND)
+            if policy.repeat == "second" and closing is not None and not closing.skips:
+                end = min(end, wall_at(closing.at, closing.after) - SECOND)
+            if start < end:
+                yield Stretch(start, end, offset)
             if following is None:
                 return
             if following.skips and policy.gap == "shift":
-                start = wall_at(following.at, following.before) - SECOND
-                yield Gap(following.at, start, wall_at(following.at, following.after) - SECOND)
+                skipped = wall_at(following.at, following.before) - SECOND
+                yield Gap(following.at, skipped, wall_at(following.at, following.after) - SECOND)
             # The instant of the change belongs to what comes after it: step back by a second.
             previous, after, offset = following, following.at - 1, following.after
-
-
-def _readable(
-    start: datetime,
-    end: datetime,
-    offset: int,
-    previous: OffsetChange | None,
-    following: OffsetChange | None,
-    repeat: RepeatPolicy,
-) -> Stretch | None:
-    if repeat == "first" and previous is not None and not previous.skips:
-        start = max(start, wall_at(previous.at, previous.before) - SECOND)
-    if repeat == "second" and following is not None and not following.skips:
-        end = min(end, wall_at(following.at, following.after) - SECOND)
-    return Stretch(start, end, offset) if start < end else None

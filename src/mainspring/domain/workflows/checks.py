@@ -1,9 +1,10 @@
-"""Checks of a graph of steps: found in linear time, and all of it together.
+"""Checks of a graph of steps, in linear time, which report all problems together.
 
 The steps are in the order in which they were written; problems point to them by their index.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -16,7 +17,7 @@ _MOST_NAMED = 12
 
 
 class Use(NamedTuple):
-    """That a step, known by its number, speaks of another one, and where."""
+    """A reference of a step, known by its number, to another one, and where it stands."""
 
     number: int
     pointer: str
@@ -24,11 +25,8 @@ class Use(NamedTuple):
 
 
 def with_implied_needs(steps: Sequence[Step]) -> list[Step]:
-    """Cleanup steps that name no needs come after all others.
-
-    The ends of the graph would not do: a run that fails fast gives them up while what is before
-    them may still be stopping.
-    """
+    """Return the steps, where cleanup steps without needs come after all others: not after the ends
+    of the graph only, for those are skipped while steps before them may still be stopping."""
     work = tuple(dict.fromkeys(step.id for step in steps if not step.cleanup))
     return [
         replace(step, needs=work, implied=True) if step.cleanup and not step.needs else step
@@ -37,7 +35,7 @@ def with_implied_needs(steps: Sequence[Step]) -> list[Step]:
 
 
 def graph_problems(steps: Sequence[Step], uses: Sequence[Use] = ()) -> list[Problem]:
-    """Everything that is wrong with the steps as a graph."""
+    """Return everything that is wrong with the steps as a graph."""
     if len(steps) > MOST_STEPS:
         return [Problem("/steps", f"{len(steps)} steps; the most is {MOST_STEPS}")]
     edges = sum(len(step.needs) for step in steps)
@@ -90,7 +88,7 @@ def _bad_whens(steps: Sequence[Step], known: Mapping[str, Step]) -> Iterator[Pro
 
 
 def _cycles(graph: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
-    """Some cycles, each as the steps in the order of the arrows, the first one not repeated."""
+    """Yield some cycles, each as its steps in the order of the arrows."""
     left = {name: list(needs) for name, needs in graph.items()}
     for _turn in range(_MOST_CYCLES):
         try:
@@ -117,20 +115,16 @@ def _cycle_problem(steps: Sequence[Step], cycle: list[str]) -> Problem:
 def _unreachable(
     steps: Sequence[Step], graph: Mapping[str, Collection[str]], in_cycle: Collection[str]
 ) -> Iterator[Problem]:
-    """Steps behind a cycle: nothing that a run begins with leads to them alone."""
-    waiting = {name: len(needs) for name, needs in graph.items()}
-    children: dict[str, list[str]] = {name: [] for name in graph}
-    for name, needs in graph.items():
-        for need in needs:
-            children[need].append(name)
-    ready = [name for name, count in waiting.items() if count == 0]
-    while ready:
-        for child in children[ready.pop()]:
-            waiting[child] -= 1
-            if waiting[child] == 0:
-                ready.append(child)
+    """Yield problems of the steps after a cycle: they can never start."""
+    order = TopologicalSorter(graph)
+    with suppress(CycleError):
+        order.prepare()
+    reached: set[str] = set()
+    while ready := order.get_ready():
+        reached.update(ready)
+        order.done(*ready)
     for index, step in enumerate(steps):
-        if waiting.get(step.id, 0) > 0 and step.id not in in_cycle:
+        if step.id not in reached and step.id not in in_cycle:
             yield Problem(
                 f"/steps/{index}", f"{step.id!r} is unreachable: what it needs can never end"
             )
@@ -143,7 +137,7 @@ def _bad_uses(
     *,
     acyclic: bool,
 ) -> Iterator[Problem]:
-    """Return what speaks of a step that is not there, or that need not have ended by then."""
+    """Yield problems of references to steps that do not exist, or need not have ended by then."""
     distant: list[Use] = []
     needs: dict[int, frozenset[str]] = {}
     for use in uses:
@@ -168,7 +162,7 @@ def _bad_uses(
 
 
 def _upstream(graph: Mapping[str, Collection[str]]) -> dict[str, int]:
-    """For each step all that come before it, as bits: one machine word holds sixty-odd steps."""
+    """Return all steps before each step, as bits: one machine word holds sixty-odd steps."""
     places = {name: place for place, name in enumerate(graph)}
     found: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():

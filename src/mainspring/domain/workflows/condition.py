@@ -39,27 +39,27 @@ _LONGEST_DETAIL = 200
 
 
 Reach = dict[str, "Reach"]
-"""Which parts of a value are looked at, and which of theirs; nothing in it means all."""
+"""The parts of a value that are read, and of these their parts; none means all."""
 
 
 class BadCondition(ValueError):
-    """The text is no condition; says why."""
+    """A text is no condition; the message says why."""
 
 
 class ConditionFailed(ValueError):
-    """A condition has no answer, for example because it asks for a field that is not there."""
+    """A condition has no answer, for example because it reads a field that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that can be asked, and the steps it speaks of."""
+    """A compiled condition, and the steps that it refers to."""
 
     program: cel.Expression
     steps: tuple[str, ...]
     reach: Reach
 
-    def holds(self, variables: Mapping[str, object]) -> bool:
-        """Its answer, given what `input` and `steps` are."""
+    def evaluate(self, variables: Mapping[str, object]) -> bool:
+        """Evaluate the condition with these values of `input` and `steps`."""
         # The library takes in all it is given: that shall not cost more than what is asked about.
         seen = {name: _within(variables[name], part) for name, part in self.reach.items()}
         try:
@@ -76,7 +76,7 @@ class Condition:
 
 @lru_cache(4096)
 def compiled(text: str) -> Condition:
-    """The condition that a text is; BadCondition when it is none."""
+    """Compile a condition; BadCondition when the text is none."""
     if len(text) > LONGEST_CONDITION:
         raise BadCondition(f"has {len(text)} characters; the most is {LONGEST_CONDITION}")
     tokens = list(_tokens(text))
@@ -102,7 +102,7 @@ class _Token:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Strings of the plain kind only: what we take for a string the library takes for one too."""
+    """Split a condition into tokens, with plain strings only: those the library reads alike."""
     end = -1
     before = ""
     for match in _TOKEN.finditer(text):
@@ -120,7 +120,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _check_reach(tokens: Sequence[_Token]) -> None:
-    """Inside all(…) and exists(…) nothing is named but what belongs to the list."""
+    """Check that inside all(…) and exists(…) only the list's variable is named."""
     depth = 0
     inside: int | None = None
     for at, token in enumerate(tokens):
@@ -148,7 +148,7 @@ def _check_reach(tokens: Sequence[_Token]) -> None:
 
 
 def _called(tokens: Sequence[_Token], at: int, names: Sequence[str]) -> bool:
-    """Whether this bracket opens the arguments of one of these, called on something."""
+    """Whether this bracket opens the arguments of one of these methods."""
     return (
         1 < at < len(tokens)
         and tokens[at].text == "("
@@ -158,7 +158,7 @@ def _called(tokens: Sequence[_Token], at: int, names: Sequence[str]) -> bool:
 
 
 def _has_fixed_pattern(tokens: Sequence[_Token], at: int) -> bool:
-    """A pattern that came with the data could be as long as the text it is looked for in."""
+    """Whether the pattern is a literal: one from the data could be as long as the text."""
     around = [token.text for token in tokens[at - 1 : at + 4]] if at else []
     return (
         len(around) == 5
@@ -173,7 +173,7 @@ def _is_root(tokens: Sequence[_Token], at: int) -> bool:
 
 
 def _paths(tokens: Sequence[_Token]) -> Iterator[tuple[str, ...]]:
-    """Return what is looked at: from `input` or `steps` down, as far as fixed names lead."""
+    """Yield the paths that are read, from `input` or `steps` as far as fixed names lead."""
     for at, token in enumerate(tokens):
         if not _is_root(tokens, at):
             continue
@@ -200,7 +200,7 @@ def _key(tokens: Sequence[_Token]) -> tuple[str, int] | None:
 
 
 def _step(path: tuple[str, ...]) -> str:
-    """The step that a path speaks of."""
+    """Return the step that a path refers to."""
     if len(path) < 2:
         raise BadCondition('steps is followed by a step, as in steps.extract or steps["to-db"]')
     if len(path) < 3 or path[2] not in STEP_PARTS:
@@ -212,7 +212,7 @@ def _step(path: tuple[str, ...]) -> str:
 
 
 def _reach(paths: Sequence[tuple[str, ...]]) -> Reach:
-    """The parts of a scope that are looked at; a part that is looked at as a whole is empty."""
+    """Return the parts of a scope that are read; a part that is read as a whole is empty."""
     reach: Reach = {}
     for path in sorted(paths, key=len, reverse=True):
         part = reach
@@ -229,7 +229,7 @@ def _within(value: object, reach: Reach) -> object:
 
 
 def _sentence(error: str) -> str:
-    """Return what the library complains of, in one line."""
+    """Return the library's error message in one line."""
     match = _PLACE.search(error)
     if match is None:
         return error.partition("\n")[0][:_LONGEST_DETAIL]

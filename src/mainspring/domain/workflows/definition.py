@@ -5,6 +5,7 @@ its templates and conditions speak of lies upstream. `checks` sees to that.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -20,16 +21,27 @@ MOST_NEEDS = 100_000
 MOST_ITEMS = 10_000
 """Maximum number of tasks of one `foreach`."""
 FEW = 64
-"""Of more steps than these that start at once each goes its own way, shared among the nodes."""
+"""If more steps than these start at once, each has a partition of its own."""
+
+
+class RunState(StrEnum):
+    """Where a run is. The last three are final."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self not in (RunState.RUNNING, RunState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTemplate:
-    """The task a step becomes: compiled once, and in the form in which it is stored.
-
-    With `dynamic` some of its texts hold templates, and `rules.render` makes another one
-    of it that holds none.
-    """
+    """The task of a step, compiled once, as it is stored. With `dynamic` some of its texts hold
+    templates: `rules.render` fills them in."""
 
     spec: str
     """The task's spec, as JSON."""
@@ -55,7 +67,7 @@ class Step:
     needs: tuple[str, ...] = ()
     when: When = "all_succeeded"
     condition: str | None = None
-    """The step's `if`: asked once, when `when` allows it to start; false means skipped."""
+    """The step's `if`, evaluated once, when `when` allows the start; false means skipped."""
     foreach: str | None = None
     """A list as JSON, or a string with the template of one, as JSON too."""
     delay: float = 0.0
@@ -63,13 +75,18 @@ class Step:
     cleanup: bool = False
     """Whether it runs however the run ends, once all it needs has ended."""
     implied: bool = False
-    """Whether its needs were not named: then they are all steps that do not clean up."""
+    """Whether it named no needs: then it needs all steps that do not clean up."""
     uses: tuple[str, ...] = ()
-    """The steps whose results its templates, its list and its condition speak of."""
+    """The steps that its templates, its list and its condition refer to."""
 
     @property
-    def hopeful(self) -> bool:
-        """Whether it only makes sense after a success: a run that fails fast leaves it out."""
+    def has_templates(self) -> bool:
+        """Whether its task depends on the run's input or on other steps."""
+        return bool(self.condition or self.foreach or self.template.dynamic)
+
+    @property
+    def needs_success(self) -> bool:
+        """Whether it makes sense only after a success: a run that fails fast skips it."""
         return not self.cleanup and self.when in ("all_succeeded", "one_succeeded")
 
     @property
@@ -90,7 +107,7 @@ class WorkflowDefinition:
     deadline: float | None = None
     """Seconds from the run's start after which it is ended as failed."""
     input: str = "{}"
-    """What a run's input is where it says nothing, as JSON: an object."""
+    """Default values of a run's input: a JSON object."""
 
     @cached_property
     def by_id(self) -> dict[str, Step]:
@@ -98,12 +115,12 @@ class WorkflowDefinition:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The ids so that each comes after all that it needs."""
+        """The ids in an order in which each comes after all that it needs."""
         return tuple(TopologicalSorter({s.id: s.needs for s in self.steps}).static_order())
 
     @cached_property
     def children(self) -> dict[str, tuple[str, ...]]:
-        """For each step those that need it."""
+        """The steps that need each step."""
         found: dict[str, list[str]] = {step.id: [] for step in self.steps}
         for step in self.steps:
             for need in step.needs:
@@ -117,8 +134,7 @@ class WorkflowDefinition:
 
     @cached_property
     def plain(self) -> frozenset[str]:
-        """The steps after whose success there is nothing to decide: all that need them, which are
-        not too many, are plain."""
+        """The steps whose success needs no decision: the few steps after them are plain."""
         return frozenset(
             name
             for name, children in self.children.items()
@@ -127,11 +143,11 @@ class WorkflowDefinition:
 
     @cached_property
     def survivors(self) -> frozenset[str]:
-        """The steps that a run which fails fast does not leave out: those that deal with failure,
-        and those that depend on nothing but them."""
+        """The steps that a run does not skip when it fails fast: those that handle failures, and
+        those that need nothing else."""
         found: set[str] = set()
         for name in self.order:
             step = self.by_id[name]
-            if not step.hopeful or (step.needs and found.issuperset(step.needs)):
+            if not step.needs_success or (step.needs and found.issuperset(step.needs)):
                 found.add(name)
         return frozenset(found)

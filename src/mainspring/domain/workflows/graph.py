@@ -1,4 +1,4 @@
-"""A workflow's graph as data and as text: for readers, for Mermaid and for Graphviz.
+"""A workflow's graph: its edges, and the whole as text for Mermaid and for Graphviz.
 
 With `states` each step shows where it is in a run; without them the graph is the definition's.
 """
@@ -24,46 +24,22 @@ _COLOURS = {
 }
 
 
-class GraphNode(NamedTuple):
-    """A step in the graph."""
-
-    id: str
-    foreach: bool
-    cleanup: bool
-    condition: str | None
-    state: TaskState | None
-
-
 class Edge(NamedTuple):
-    """That one step comes after another, and on which terms."""
+    """An edge: one step comes after another, under a condition."""
 
     source: str
     target: str
     when: When
 
 
-def nodes(definition: WorkflowDefinition, states: States | None = None) -> list[GraphNode]:
-    """The steps, in the order in which they were written."""
-    return [
-        GraphNode(
-            step.id,
-            step.foreach is not None,
-            step.cleanup,
-            step.condition,
-            None if states is None else states.get(step.id),
-        )
-        for step in definition.steps
-    ]
-
-
 def edges(definition: WorkflowDefinition) -> list[Edge]:
-    """The arrows, from what is needed to what needs it."""
+    """Return the edges, from each needed step to the one that needs it."""
     return [Edge(need, step.id, step.when) for step in definition.steps for need in step.needs]
 
 
 def drawn_edges(definition: WorkflowDefinition) -> Iterator[Edge]:
-    """The arrows that are worth drawing: to a step that comes after all others anyway, those from
-    the ends of the graph."""
+    """Yield the edges to draw: to a cleanup step that comes after all others only those from the
+    ends of the graph."""
     passed = {need for step in definition.steps if not step.cleanup for need in step.needs}
     for edge in edges(definition):
         if edge.source not in passed or not definition.by_id[edge.target].implied:
@@ -71,7 +47,7 @@ def drawn_edges(definition: WorkflowDefinition) -> Iterator[Edge]:
 
 
 def mermaid(definition: WorkflowDefinition, states: States | None = None) -> str:
-    """The graph as a flowchart in Mermaid's language."""
+    """Return the graph as a Mermaid flowchart."""
     # Numbers instead of ids, some of which are words that mean something there.
     places = {step.id: f"s{place}" for place, step in enumerate(definition.steps)}
     lines = ["flowchart TD"]
@@ -91,7 +67,7 @@ def mermaid(definition: WorkflowDefinition, states: States | None = None) -> str
 
 
 def dot(definition: WorkflowDefinition, states: States | None = None) -> str:
-    """The graph in the language of Graphviz."""
+    """Return the graph in Graphviz's DOT language."""
     lines = [
         f'digraph "{definition.name}" {{',
         "    rankdir=TB;",
@@ -116,8 +92,8 @@ def _dot_lines(definition: WorkflowDefinition, states: States | None) -> Iterato
 
 
 def _label(step: Step, states: States | None, line_break: str) -> str:
-    """Return what stands in a box. Ids hold letters, digits, hyphens and underscores: nothing to
-    escape; a condition may hold anything, so it only shows that it is there."""
+    """Return the label of a box. Nothing needs escaping: ids hold letters, digits, hyphens and
+    underscores, and of a condition only its presence is shown."""
     text = step.id
     if step.foreach is not None:
         text += f"{line_break}for each"

@@ -19,7 +19,7 @@ _KEY = re.compile(r'\.(?P<name>[\w-]+)|\[(?P<index>\d{1,9})\]|\["(?P<quoted>[^"\
 
 
 class BadReference(ValueError):
-    """A text has braces that are no reference; says why."""
+    """A text has braces that are no reference; the message says why."""
 
 
 class Reference(NamedTuple):
@@ -31,13 +31,13 @@ class Reference(NamedTuple):
 
     @property
     def step(self) -> str | None:
-        """The step it speaks of."""
+        """The step that it refers to."""
         return str(self.keys[0]) if self.root == "steps" else None
 
 
 @lru_cache(8192)
 def parse(text: str) -> Reference:
-    """Return what stands between two pairs of braces."""
+    """Parse the text between two pairs of braces."""
     text = text.strip()
     root = _ROOT.match(text)
     if root is None or root[0] not in ROOTS:
@@ -55,14 +55,14 @@ def parse(text: str) -> Reference:
 
 
 def references(text: str) -> Iterator[Reference]:
-    """All references in a text, in order; BadReference for braces that are none."""
+    """Yield all references in a text, in order; BadReference for braces that are none."""
     for part in parts(text):
         if isinstance(part, Reference):
             yield part
 
 
 def parts(text: str) -> Iterator[str | Reference]:
-    """A text in pieces: plain text, with escapes undone, and references."""
+    """Yield the pieces of a text: plain text, with escapes undone, and references."""
     at = 0
     for match in _TEMPLATE.finditer(text):
         if match.start() > at:
@@ -82,7 +82,7 @@ def parts(text: str) -> Iterator[str | Reference]:
 
 
 def whole(text: str) -> Reference | None:
-    """The reference that a text is and nothing else."""
+    """Return the reference if the text is one reference and nothing else."""
     match = _TEMPLATE.fullmatch(text)
     return parse(match["path"]) if match is not None and match["path"] is not None else None
 

@@ -1,5 +1,4 @@
-"""Which steps of a run are done once more, how far those before them have come, and what of a list
-need not be repeated. Pure functions of the definition and of where the steps are."""
+"""Retries of runs: which steps and items are repeated. Pure functions."""
 
 from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
@@ -25,7 +24,7 @@ class StepProgress(NamedTuple):
 
 
 class EndedBefore(NamedTuple):
-    """How those before a step ended."""
+    """How the needs of a step ended."""
 
     finished: int
     succeeded: int
@@ -46,22 +45,21 @@ def downstream(definition: WorkflowDefinition, names: Collection[str]) -> set[st
 def with_left_out(
     definition: WorkflowDefinition, states: Mapping[str, StepProgress], again: Set[str]
 ) -> set[str]:
-    """The steps that are done once more, and, if by that nothing remains that failed, those that
-    failing fast has left out: nothing speaks against them any more."""
+    """Return the steps that are repeated. If no other failed step remains, they include those that
+    were skipped because the run failed fast."""
     if any(s.state in LOST for name, s in states.items() if name not in again):
         return {*again}
     after = downstream(definition, [name for name, s in states.items() if s.left_out])
     return {*again, *(name for name in after if not states[name].waived)}
 
 
-def counted(
+def count_needs(
     definition: WorkflowDefinition,
     step: str,
     states: Mapping[str, StepProgress],
     again: Collection[str],
 ) -> EndedBefore:
-    """Return how many of those before a step have ended, succeeded and failed, the repeated ones
-    apart."""
+    """Count how the needs of a step have ended, without those that are repeated."""
     before = [states[need] for need in definition.by_id[step].needs if need not in again]
     over = [s for s in before if s.over]
     good = sum(s.state == "completed" or s.waived for s in over)
@@ -74,12 +72,12 @@ def same_lists(
     again: Collection[str],
     changed: Collection[str] = (),
 ) -> list[str]:
-    """Of the steps that are done once more, those which make the very items that they made before,
-    so that what completed of these can stay.
+    """Return those of the repeated steps that will make the same items again, so that completed
+    items can stay.
 
-    None of the steps before such a one is repeated, or `changed`, and all that it speaks of had
-    ended when it began: of what had not, more is seen now than was then. A step that completed as
-    a whole is repeated as a whole: there is no other reason to ask for it.
+    None of the steps before such a step is repeated or `changed`, and all that it refers to had
+    ended when it began: otherwise it would now see more than then. A step that completed is
+    repeated as a whole: there is no other reason to ask for it.
     """
     others = {*again, *changed}
     lists = [
@@ -98,8 +96,8 @@ def same_lists(
 def _ended_before(
     definition: WorkflowDefinition, states: Mapping[str, StepProgress]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Each step's bit, and of each step that began the bits of those that must have ended by then.
-    One that was left out says nothing of those before it: a run that fails fast does not wait for
+    """Return each step's bit, and for each step the bits of those that must have ended before it
+    began. A skipped step says nothing of those before it: a run that fails fast does not wait for
     them."""
     places = {name: 1 << place for place, name in enumerate(definition.order)}
     before: dict[str, int] = {}
@@ -114,6 +112,6 @@ def _ended_before(
 
 
 def _patient(step: Step) -> bool:
-    """Whether it begins only when all that it needs has ended."""
+    """Whether it starts only when all that it needs has ended."""
     hasty = step.when in ("any_failed", "one_succeeded") and not step.cleanup
     return not hasty or len(step.needs) == 1

@@ -1,8 +1,7 @@
-"""The rules of what a run does next: pure functions of the definition and of how the steps before
-ended.
+"""The rules of what a run does next: pure functions of the definition and of the steps' ends.
 
-`decide` says whether a step starts, `holds` asks its condition, `items` and `render` make its
-tasks, `fanned` joins the tasks of a foreach, and `run_state` is the run as a whole.
+`decide` says whether a step starts, `condition_met` evaluates its condition, `items` and `render`
+make its tasks, `foreach_state` joins the tasks of a foreach, `run_state` is that of the whole run.
 
 A step counts as *succeeded* when it completed, as *skipped* when it was not taken, and as *failed*
 when it ended in any other way: failed, cancelled or expired.
@@ -19,21 +18,19 @@ from mainspring.domain.schedules.template import rewrite
 from mainspring.domain.task import UNFINISHED, TaskState
 from mainspring.domain.urls import url_problem
 from mainspring.domain.workflows import condition as conditions
-from mainspring.domain.workflows.definition import MOST_ITEMS, Step, TaskTemplate
+from mainspring.domain.workflows.definition import MOST_ITEMS, RunState, Step, TaskTemplate
 from mainspring.domain.workflows.reference import BadReference, Reference, parts, whole
-from mainspring.domain.workflows.states import RunState
 
 MOST_BYTES = 2**20
-"""So long may a rendered payload be, if nobody says otherwise."""
+"""Maximum bytes of a rendered payload, by default."""
 MOST_NESTING = 200
-"""Levels of lists and objects that a value may have to be filled in. Payloads and results have 64
-at most when they come in."""
+"""Maximum nesting of a value that is filled in; payloads and results have 64 levels at most."""
 MOST_FAN_BYTES = 2**26
-"""So long may the payloads of one foreach be, together."""
+"""Maximum bytes of the payloads of one foreach together."""
 
 
 class StepDecision(StrEnum):
-    """What becomes of a step."""
+    """The decision about a step."""
 
     WAIT = "wait"
     START = "start"
@@ -41,11 +38,11 @@ class StepDecision(StrEnum):
 
 
 class RenderFailed(ValueError):
-    """A template cannot be filled, for example because what it speaks of is not there."""
+    """A template cannot be filled in, for example because it refers to a missing value."""
 
 
-Ended = Literal["cancelled", "deadline"]
-"""By what a run was ended before its time: a person, or its deadline."""
+RunEnd = Literal["cancelled", "deadline"]
+"""What ended a run before its time: a caller, or its deadline."""
 
 _NOTHING = object()
 _KINDS: dict[type, str] = {
@@ -89,16 +86,16 @@ def _met(step: Step, finished: int, succeeded: int, failed: int, needed: int) ->
             return succeeded > 0
 
 
-def fanned(instances: Mapping[TaskState, int]) -> TaskState:
-    """The state of a foreach step whose tasks are in these states: it completes when all did."""
+def foreach_state(instances: Mapping[TaskState, int]) -> TaskState:
+    """Return the state of a foreach step from those of its tasks: it completes when all did."""
     if any(instances.get(state) for state in UNFINISHED):
         return TaskState.RUNNING
     lost = [state for state in _LOST if instances.get(state)]
     return lost[0] if lost else TaskState.COMPLETED
 
 
-def run_state(steps: Mapping[TaskState, int], *, ended: Ended | None = None) -> RunState:
-    """The state of a run, of whose steps so many are in each state."""
+def run_state(steps: Mapping[TaskState, int], *, ended: RunEnd | None = None) -> RunState:
+    """Return the state of a run from the number of steps in each state."""
     if any(steps.get(state) for state in UNFINISHED):
         return RunState.RUNNING
     if ended is not None and steps.get(TaskState.CANCELLED):
@@ -122,10 +119,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What templates and conditions speak of: the run's input, and at least the steps in `uses`.
-
-    A step that has not ended (its child needed one success only) is there too, without a result.
-    """
+    """The values for templates and conditions: the run's input, and at least the steps in `uses`. A
+    step that has not ended (its child needed one success only) has no result."""
 
     input: object
     steps: Mapping[str, StepResult] = field(default_factory=dict)
@@ -133,14 +128,13 @@ class Scope:
     index: int | None = None
 
 
-def holds(condition: str | None, scope: Scope) -> bool:
-    """Whether a step's condition allows it to start. conditions.ConditionFailed: it has no answer,
-    and the step fails."""
+def condition_met(condition: str | None, scope: Scope) -> bool:
+    """Whether a step's condition lets it start; ConditionFailed if it has no answer."""
     if condition is None:
         return True
     asked = conditions.compiled(condition)
     steps = {name: _seen(scope.steps[name]) for name in asked.steps}
-    return asked.holds({"input": scope.input, "steps": steps})
+    return asked.evaluate({"input": scope.input, "steps": steps})
 
 
 def _seen(step: StepResult) -> dict[str, object]:
@@ -151,7 +145,7 @@ def _seen(step: StepResult) -> dict[str, object]:
 
 
 def items(step: Step, scope: Scope) -> list[object] | None:
-    """Return what a foreach step is done for; None for a step without one."""
+    """Return the items of a foreach step; None for other steps."""
     if step.foreach is None:
         return None
     found = json.loads(_Filling(scope, MOST_FAN_BYTES).document(step.foreach))
@@ -163,9 +157,10 @@ def items(step: Step, scope: Scope) -> list[object] | None:
 
 
 def render(template: TaskTemplate, scope: Scope, most: int = MOST_BYTES) -> TaskTemplate:
-    """The task with all templates filled in. RenderFailed: that cannot be done, and the step fails.
+    """Return the task with all templates filled in; RenderFailed if that cannot be done: the step
+    fails.
 
-    In the payload a string that is one template whole takes the type of what it speaks of;
+    In the payload a string that is one template and nothing else takes the type of its value;
     everywhere else a template becomes text. Inside a URL it is percent-encoded, except at the
     beginning, so that `{{input.base}}/orders/{{input.id}}` does what it looks like.
     """
@@ -186,7 +181,7 @@ def render(template: TaskTemplate, scope: Scope, most: int = MOST_BYTES) -> Task
 def render_each(
     step: Step, scope: Scope, found: Sequence[object], most: int = MOST_BYTES
 ) -> Iterator[TaskTemplate]:
-    """The tasks of a foreach step, in the order of its items."""
+    """Yield the tasks of a foreach step, in the order of its items."""
     total = 0
     for index, item in enumerate(found):
         made = render(step.template, replace(scope, item=item, index=index), most)
@@ -197,20 +192,15 @@ def render_each(
 
 
 def look_up(reference: Reference, scope: Scope) -> object:
-    """Return what a reference speaks of. What lies below a step that has no result is null."""
-    keys = list(reference.keys)
-    value: object
-    match reference.root:
-        case "input":
-            value = scope.input
-        case "item":
-            value = scope.item
-        case "index":
-            value = scope.index
-        case _:
-            value = _seen(scope.steps[str(keys.pop(0))])[str(keys.pop(0))]
-            if value is None:
-                return None
+    """Return the value of a reference. What lies below a step that has no result is null."""
+    keys = reference.keys
+    if reference.root == "steps":
+        value = _seen(scope.steps[str(keys[0])])[str(keys[1])]
+        if value is None:
+            return None
+        keys = keys[2:]
+    else:
+        value = {"input": scope.input, "item": scope.item, "index": scope.index}[reference.root]
     for key in keys:
         value = _part(value, key, reference)
     return value
@@ -227,8 +217,7 @@ def _part(value: object, key: str | int, reference: Reference) -> object:
 
 
 class _Filling:
-    """Fills texts in, and stops when they grow too long: a short template may name a long value
-    a thousand times."""
+    """Templates filled in up to a total size: a short one may name a long value many times."""
 
     def __init__(self, scope: Scope, most: int) -> None:
         self._scope = scope
@@ -237,7 +226,7 @@ class _Filling:
         self._texts: dict[Reference, str] = {}
 
     def document(self, text: str) -> str:
-        """JSON, in whose string values templates are filled in."""
+        """Fill in the string values of a JSON document."""
 
         def change(value: str) -> bytes:
             reference = whole(value)
@@ -251,7 +240,7 @@ class _Filling:
         return rewrite(text.encode(), change).decode()
 
     def text(self, text: str, *, url: bool = False) -> str:
-        """Plain text."""
+        """Fill in plain text."""
         made: list[str] = []
         for part in _parts(text):
             if isinstance(part, str):
@@ -265,7 +254,7 @@ class _Filling:
         return "".join(made)
 
     def line(self, text: str, most: int = 500) -> str:
-        """Text for a column: without control characters, and cut to the length it may have."""
+        """Fill in text for a column: without control characters, and cut to its length."""
         made = "".join(char if char.isprintable() else " " for char in self.text(text))[:most]
         return made or "-"
 
@@ -293,7 +282,9 @@ def _spec(text: str, filling: _Filling) -> str:
     spec = json.loads(text)
     target = spec["target"]
     if target.get("url"):
-        target["url"] = _checked_url(filling.text(target["url"], url=True))
+        target["url"] = url = filling.text(target["url"], url=True)
+        if problem := url_problem(url):
+            raise RenderFailed(f"filled in, the URL {url[:100]!r} {problem}")
     if target.get("headers"):
         target["headers"] = {
             name: _checked_header(name, filling.line(value, 8192))
@@ -304,13 +295,6 @@ def _spec(text: str, filling: _Filling) -> str:
         if any("\x00" in argument for argument in target["argv"]):
             raise RenderFailed("an argument of the command contains a NUL character")
     return _json(spec)
-
-
-def _checked_url(url: str) -> str:
-    problem = url_problem(url)
-    if problem:
-        raise RenderFailed(f"filled in, the URL {url[:100]!r} {problem}")
-    return url
 
 
 def _checked_header(name: str, value: str) -> str:
@@ -333,8 +317,7 @@ def _json(value: object) -> str:
 
 
 def _nested_beyond(levels: int, value: object) -> bool:
-    """Whether lists and objects are nested deeper than that. Interpreters differ in how deep they
-    go, so it is not left to them."""
+    """Whether lists and objects are nested deeper; interpreters differ in how deep they go."""
     found = [value] if isinstance(value, list | dict) else []
     for _ in range(levels):
         inside = (each.values() if isinstance(each, dict) else each for each in found)
@@ -345,5 +328,5 @@ def _nested_beyond(levels: int, value: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """Return what a value is, in a word or two."""
+    """Return the kind of a value, in a word or two."""
     return next((word for kind, word in _KINDS.items() if isinstance(value, kind)), "nothing")

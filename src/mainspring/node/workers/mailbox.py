@@ -18,7 +18,7 @@ from mainspring.domain.capability import Offer
 from mainspring.engine.demand import WorkerSession
 from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.state import NodeState
-from mainspring.store.node_messages import MessageStore
+from mainspring.store.cluster import MessageStore
 
 log = structlog.get_logger()
 

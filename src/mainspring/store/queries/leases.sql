@@ -15,7 +15,7 @@ WITH node AS MATERIALIZED (
     SELECT n.id, clock_timestamp() AS now, f.floor, f.before FROM nodes n, fence_floor f
     WHERE n.id = :node_id AND n.epoch = :epoch AND is_this_server(n.server_started) FOR KEY SHARE OF n
 ), pick AS MATERIALIZED (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :workers::text[], :incarnations::text[], :waited::jsonb[])
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :rev::integer[], :worker::text[], :incarnation::text[], :waited::jsonb[])
         AS p (tenant_id, id, rev, worker, incarnation, waited)
     WHERE NOT EXISTS (SELECT FROM workers w WHERE w.tenant_id = p.tenant_id AND w.name = p.worker
                       AND w.incarnation <> p.incarnation)
@@ -43,7 +43,7 @@ RETURNING t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
 -- After a claim whose answer was lost: which of these did the workers get that they were claimed for? See `claims.claimed_by`
 -- for the rev.
 SELECT {leased}
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :workers::text[], :incarnations::text[])
+FROM unnest(:tenant_id::integer[], :id::uuid[], :rev::integer[], :worker::text[], :incarnation::text[])
     AS p (tenant_id, id, rev, worker, incarnation)
 JOIN tasks t ON t.tenant_id = p.tenant_id AND t.id = p.id
 WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnation AND t.rev > p.rev;
@@ -57,7 +57,7 @@ WHERE t.state = 'running' AND t.worker = p.worker AND t.incarnation = p.incarnat
 WITH held AS MATERIALIZED (
     SELECT t.id, t.fence, h.progress, h.started, h.alone, clock_timestamp() AS now, t.picked_at
         + ((convert_from(t.spec, 'UTF8')::json ->> 'timeout')::float8 + :grace) * interval '1 second' AS last
-    FROM unnest(:ids::uuid[], :fences::integer[], :progress::bytea[], :started::boolean[], :alone::boolean[])
+    FROM unnest(:id::uuid[], :fence::integer[], :progress::bytea[], :started::boolean[], :alone::boolean[])
         AS h (id, fence, progress, started, alone)
     JOIN tasks t ON t.tenant_id = :tenant_id AND t.id = h.id AND t.fence = h.fence
     WHERE t.state = 'running' AND t.worker = :worker AND t.incarnation = :incarnation

@@ -14,9 +14,9 @@ tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concur
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :states::text[], :outcomes::text[],
-        :started::float8[], :finished::float8[], :results::bytea[], :errors::jsonb[], :dead_because::text[], :sla_met::boolean[],
-        :blamed::text[], :lateness::jsonb[], :status_codes::integer[], :responses::bytea[], :own_lateness::jsonb[])
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :state::text[], :outcome::text[],
+        :started::float8[], :finished::float8[], :result::bytea[], :error::jsonb[], :dead_because::text[], :sla_met::boolean[],
+        :blame::text[], :lateness::jsonb[], :status_code::integer[], :response::bytea[], :own_lateness::jsonb[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
           sla_met, blame, lateness, status_code, response, own_lateness)
 ), done AS (
@@ -80,8 +80,8 @@ SELECT tenant_id, id FROM done;
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :outcomes::text[], :started::float8[],
-        :finished::float8[], :errors::jsonb[], :delays::float8[], :status_codes::integer[], :responses::bytea[], :run_ids::uuid[],
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :outcome::text[], :started::float8[],
+        :finished::float8[], :error::jsonb[], :delays::float8[], :status_code::integer[], :response::bytea[], :run_ids::uuid[],
         :own_lateness::jsonb[], :earlier::jsonb[])
     AS r (tenant_id, id, fence, outcome, started, finished, error, delay, status_code, response, run_id,
           own_lateness, earlier)
@@ -280,6 +280,6 @@ UPDATE task_history h
 SET lateness = put_down(h.lateness, t.waited),
     blame = CASE WHEN h.sla_met THEN h.blame WHEN NOT h.sla_met
             THEN phase_to_blame(put_down(h.lateness, t.waited)) END
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :waited::jsonb[]) AS t (tenant_id, id, waited)
+FROM unnest(:tenant_id::integer[], :id::uuid[], :waited::jsonb[]) AS t (tenant_id, id, waited)
 WHERE h.tenant_id = t.tenant_id AND h.id = t.id AND h.finished_at >= time_of(t.id)
   AND h.started_at IS NULL AND h.lateness ? 'unattributed';

@@ -79,7 +79,7 @@ WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 )
 SELECT {schedule}
-FROM unnest(:tenant_ids::integer[], :ids::uuid[]) AS pick (tenant_id, id)
+FROM unnest(:tenant_id::integer[], :id::uuid[]) AS pick (tenant_id, id)
 JOIN schedules s ON s.tenant_id = pick.tenant_id AND s.id = pick.id
 CROSS JOIN node
 WHERE s.state = 'active' AND s.partition = ANY (:partitions::smallint[]) AND s.wake_at <= clock_timestamp()
@@ -113,8 +113,8 @@ INSERT INTO occurrences (schedule_id, tenant_id, nominal_at, to_at, count, decis
     pass)
 SELECT o.schedule_id, o.tenant_id, to_timestamp(o.first), to_timestamp(o.last), o.count, o.decision,
     o.reason, o.task_id, (o.decision = 'backfilled')::integer
-FROM unnest(:schedule_ids::uuid[], :tenant_ids::integer[], :first::float8[], :last::float8[], :counts::bigint[], :decisions::text[],
-    :reasons::text[], :task_ids::uuid[])
+FROM unnest(:schedule_ids::uuid[], :tenant_ids::integer[], :first::float8[], :last::float8[], :size::bigint[], :decision::text[],
+    :reason::text[], :task_ids::uuid[])
     AS o (schedule_id, tenant_id, first, last, count, decision, reason, task_id);
 
 -- name: advance
@@ -125,7 +125,7 @@ SET rev = s.rev + 1, decided_to = to_timestamp(a.decided_to), next_at = to_times
     wake_at = to_timestamp(a.wake), runs = s.runs + a.fired,
     last_at = coalesce(to_timestamp(a.last), s.last_at), tzdata = :tzdata,
     state = CASE WHEN a.next IS NULL THEN 'ended' ELSE s.state END
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :decided_to::float8[], :next::float8[], :wake::float8[],
+FROM unnest(:tenant_id::integer[], :id::uuid[], :rev::integer[], :decided_to::float8[], :next::float8[], :wake::float8[],
     :fired::integer[], :last::float8[])
     AS a (tenant_id, id, rev, decided_to, next, wake, fired, last)
 WHERE s.tenant_id = a.tenant_id AND s.id = a.id AND s.rev = a.rev
@@ -174,7 +174,7 @@ SELECT count(*) AS schedules, min(wake_at) AS since FROM (
     ORDER BY wake_at LIMIT 10000
 ) standing;
 
--- name: tell_overdue
+-- name: report_overdue
 -- One event for each time that stands undecided, whichever node notices it first: what somebody
 -- else holds is being decided on, or told of, at this moment.
 WITH standing AS MATERIALIZED (
@@ -211,6 +211,6 @@ FOR UPDATE OF s SKIP LOCKED;
 UPDATE schedules s
 SET rev = s.rev + 1, tzdata = :tzdata, next_at = to_timestamp(a.next), wake_at = to_timestamp(a.wake),
     state = CASE WHEN a.next IS NULL THEN 'ended' ELSE s.state END
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :revs::integer[], :next::float8[], :wake::float8[])
+FROM unnest(:tenant_id::integer[], :id::uuid[], :rev::integer[], :next::float8[], :wake::float8[])
     AS a (tenant_id, id, rev, next, wake)
 WHERE s.tenant_id = a.tenant_id AND s.id = a.id AND s.rev = a.rev;

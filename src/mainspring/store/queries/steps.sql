@@ -29,8 +29,8 @@ ORDER BY id FOR NO KEY UPDATE;
 -- Steps that ended: each is noted, and all of them together are counted once in every step that
 -- waits for them and once in their run. Comes back: the runs, each with those steps.
 WITH ended AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[],
-        :started::float8[], :finished::float8[], :attempts::integer[], :results::bytea[], :errors::jsonb[], :waived::boolean[])
+    SELECT * FROM unnest(:tenant_id::integer[], :run_id::uuid[], :step::text[], :item::integer[], :state::text[],
+        :started::float8[], :finished::float8[], :attempts::integer[], :result::bytea[], :error::jsonb[], :waived::boolean[])
     AS e (tenant_id, run_id, step, item, state, started, finished, attempts, result, error, waived)
 ), own AS (
     UPDATE workflow_steps s
@@ -135,7 +135,7 @@ UPDATE workflow_steps SET inside = false
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item = :item AND inside;
 
 -- name: add_steps
--- Rows of steps or items (:steps..), with their tasks. Tasks that are scheduled at once get a wake row
+-- Rows of steps or items (:step..), with their tasks. Tasks that are scheduled at once get a wake row
 -- like any other. Without the rows, where these are there already, only tasks are made.
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
@@ -143,8 +143,8 @@ WITH node AS MATERIALIZED (
     SELECT id, spread FROM tenants WHERE id = :tenant_id FOR KEY SHARE
 ), input AS (
     SELECT * FROM unnest(:ids::uuid[], :labels_of_steps::text[], :task_states::text[], :due::float8[], :specs::bytea[], :payloads::bytea[],
-        :capabilities::text[], :queues::text[], :priorities::smallint[], :names::text[], :labels::jsonb[], :concurrency_keys::text[],
-        :concurrency_limits::integer[])
+        :capabilities::text[], :queue::text[], :priority::smallint[], :names::text[], :labels::jsonb[], :concurrency_keys::text[],
+        :concurrency_limit::integer[])
     AS i (id, step, state, due, spec, payload, capability, queue, priority, name, labels,
           concurrency_key, concurrency_limit)
 ), rows AS (
@@ -152,8 +152,8 @@ WITH node AS MATERIALIZED (
         plain, inside)
     SELECT t.id, :run_id, i.step, i.item, i.state, i.needed, string_to_array(i.children, ','), i.task_id,
         to_timestamp(i.due), i.plain, i.inside
-    FROM tenant t, unnest(:steps::text[], :items::integer[], :states::text[], :needed::integer[], :children::text[],
-        :task_ids::uuid[], :released::float8[], :plain::boolean[], :inside::boolean[])
+    FROM tenant t, unnest(:step::text[], :item::integer[], :state::text[], :needed::integer[], :children::text[],
+        :task_id::uuid[], :released::float8[], :plain::boolean[], :inside::boolean[])
         AS i (step, item, state, needed, children, task_id, due, plain, inside)
 ), made AS (
     INSERT INTO tasks (id, created_at, run_at, due_at, tenant_id, concurrency_limit, partition,
@@ -190,7 +190,7 @@ SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) OR
 -- who may know of them are told. What runs is left alone, and does not come back from here.
 WITH input AS (
     SELECT i.*, s.task_id
-    FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :items::integer[], :states::text[], :results::bytea[], :errors::jsonb[])
+    FROM unnest(:tenant_id::integer[], :run_id::uuid[], :step::text[], :item::integer[], :state::text[], :result::bytea[], :error::jsonb[])
         AS i (tenant_id, run_id, step, item, state, result, error)
     JOIN workflow_steps s ON s.tenant_id = i.tenant_id AND s.run_id = i.run_id AND s.step = i.step
         AND s.item = i.item
@@ -260,7 +260,7 @@ UPDATE workflow_runs SET stopping = :why, rev = rev + 1 WHERE tenant_id = :tenan
 -- Runs whose last step has ended.
 UPDATE workflow_runs r
 SET state = i.state, finished_at = clock_timestamp(), rev = r.rev + 1
-FROM unnest(:tenant_ids::integer[], :ids::uuid[], :states::text[]) AS i (tenant_id, id, state)
+FROM unnest(:tenant_id::integer[], :id::uuid[], :states::text[]) AS i (tenant_id, id, state)
 WHERE r.tenant_id = i.tenant_id AND r.id = i.id AND r.unfinished = 0 AND r.finished_at IS NULL
 RETURNING r.id;
 
@@ -349,15 +349,15 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 WITH node AS MATERIALIZED (
     SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
 ), report AS MATERIALIZED (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :fences::integer[], :states::text[], :outcomes::text[],
-        :started::float8[], :finished::float8[], :results::bytea[], :errors::jsonb[], :dead_because::text[], :sla_met::boolean[],
-        :blamed::text[], :lateness::jsonb[], :status_codes::integer[], :responses::bytea[], :own_lateness::jsonb[], :run_ids::uuid[],
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :state::text[], :outcome::text[],
+        :started::float8[], :finished::float8[], :result::bytea[], :error::jsonb[], :dead_because::text[], :sla_met::boolean[],
+        :blame::text[], :lateness::jsonb[], :status_code::integer[], :response::bytea[], :own_lateness::jsonb[], :run_ids::uuid[],
         :steps::text[])
     AS r (tenant_id, id, fence, state, outcome, started, finished, result, error, dead_because,
           sla_met, blame, lateness, status_code, response, own_lateness, run_id, step)
 ), tenant AS MATERIALIZED (
     SELECT id, spread, max_running FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_id::integer[])) FOR KEY SHARE
 ), runs AS MATERIALIZED (
     SELECT tenant_id, id, rev, state, failed FROM workflow_runs
     WHERE (tenant_id, id) IN (SELECT tenant_id, run_id FROM report)

@@ -1,5 +1,15 @@
 -- What the API asks of the store. Every statement names the tenant.
 
+-- name: {matching}
+(:state::text IS NULL OR state = :state)
+    AND (:queue::text IS NULL OR queue = :queue)
+    AND (:name::text IS NULL OR name = :name)
+    AND (:labels::jsonb IS NULL OR labels @> :labels)
+    AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
+    AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
+    AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
+    AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id)
+
 -- name: create_tasks
 -- Insert tasks. A near one gets a wake row unless this very node owns its partition: then the node
 -- tells its engine itself after the commit. With an idempotency key only the first caller inserts.
@@ -10,19 +20,19 @@ WITH node AS MATERIALIZED (
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
     SELECT id, spread, max_running FROM tenants
-    WHERE id IN (SELECT DISTINCT unnest(:tenant_ids::integer[])) FOR KEY SHARE
+    WHERE id IN (SELECT DISTINCT unnest(:tenant_id::integer[])) FOR KEY SHARE
 ), input AS (
-    SELECT * FROM unnest(:tenant_ids::integer[], :ids::uuid[], :created::float8[], :run::float8[], :due::float8[],
-        :expires::float8[], :concurrency_limits::integer[], :priorities::smallint[], :queues::text[], :capabilities::text[], :concurrency_keys::text[],
-        :names::text[], :labels::jsonb[], :specs::bytea[], :payloads::bytea[], :task_keys::text[], :replay_of::uuid[],
-        :schedule_ids::uuid[], :nominal::float8[], :at_once::boolean[])
+    SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :created::float8[], :run::float8[], :due::float8[],
+        :expires::float8[], :concurrency_limit::integer[], :priority::smallint[], :queue::text[], :capability::text[], :concurrency_key::text[],
+        :name::text[], :labels::jsonb[], :spec::bytea[], :payload::bytea[], :task_keys::text[], :replay_of::uuid[],
+        :schedule_id::uuid[], :nominal::float8[], :at_once::boolean[])
     AS i (tenant_id, id, created, run, due, expires, concurrency_limit, priority, queue, capability,
           concurrency_key, name, labels, spec, payload, idempotency_key, replay_of,
           schedule_id, nominal, at_once)
 ), keyed AS (
     INSERT INTO idempotency_keys (tenant_id, key, body_hash, status, answer, expires_at)
     SELECT k.tenant_id, k.key, k.body_hash, 201, k.answer, clock_timestamp() + k.ttl * interval '1 second'
-    FROM unnest(:key_tenant_ids::integer[], :keys::text[], :body_hashes::bytea[], :answers::bytea[], :ttls::float8[])
+    FROM unnest(:key_tenant_ids::integer[], :key::text[], :body_hash::bytea[], :answer::bytea[], :ttl::float8[])
         AS k (tenant_id, key, body_hash, answer, ttl)
     JOIN tenant t ON t.id = k.tenant_id
     ON CONFLICT (tenant_id, key) DO UPDATE
@@ -182,14 +192,7 @@ ORDER BY fence LIMIT 1000;
 -- index. They are looked at with few columns; those that match are read whole, in the same snapshot.
 WITH scanned AS MATERIALIZED (
     SELECT id, finished_at,
-        (:state::text IS NULL OR state = :state)
-        AND (:queue::text IS NULL OR queue = :queue)
-        AND (:name::text IS NULL OR name = :name)
-        AND (:labels::jsonb IS NULL OR labels @> :labels)
-        AND (:due_after::timestamptz IS NULL OR due_at >= :due_after)
-        AND (:due_before::timestamptz IS NULL OR due_at < :due_before)
-        AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
-        AND (:workflow_run_id::uuid IS NULL OR workflow_run_id = :workflow_run_id) AS matches
+        {matching} AS matches
     FROM (
         (SELECT id, NULL::timestamptz AS finished_at, state, queue, name, labels, due_at,
             schedule_id, workflow_run_id
@@ -227,3 +230,63 @@ SELECT shown.*, edge.edge FROM edge LEFT JOIN shown ON true ORDER BY shown.id DE
 -- Indexes of history that every partition has; on large tables they are built one by one.
 SELECT c.relname AS name FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = 'task_history'::regclass AND i.indisvalid;
+
+-- name: newest_task
+-- Many tasks are cancelled in chunks: found without locks, then locked in id order and looked at again.
+-- Where a change of many ends: what is created meanwhile is not meant.
+SELECT id FROM tasks WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT 1;
+
+-- name: find_cancellable
+-- The next unfinished tasks after `:after` that match, oldest first. At most `:scan` are looked at.
+WITH scanned AS MATERIALIZED (
+    SELECT id, state, queue, name, labels, due_at, cancel_requested, schedule_id, workflow_run_id
+    FROM tasks
+    WHERE tenant_id = :tenant_id AND id > :after AND id <= :newest ORDER BY id LIMIT :scan
+), page AS (
+    SELECT id, state FROM scanned
+    WHERE NOT cancel_requested
+      AND {matching}
+    ORDER BY id LIMIT :limit
+), edge AS (
+    SELECT count(*) AS scanned, (SELECT id FROM scanned ORDER BY id DESC LIMIT 1) AS edge FROM scanned
+)
+SELECT page.id, page.state, edge.scanned, edge.edge FROM edge LEFT JOIN page ON true ORDER BY page.id;
+
+-- name: lock_cancellable
+-- The same tasks as they are now, held until the transaction ends.
+SELECT id, rev, state, workflow_run_id, step FROM tasks
+WHERE tenant_id = :tenant_id AND id = ANY (:ids::uuid[]) AND NOT cancel_requested
+  AND {matching}
+ORDER BY id FOR UPDATE;
+
+-- name: cancel_locked
+-- What waits is over; what runs is asked to stop. The owners are told of both.
+WITH locked AS MATERIALIZED (
+    SELECT * FROM unnest(:ids::uuid[], :revs::integer[]) AS l (id, rev)
+), ended AS (
+    DELETE FROM tasks t USING locked l
+    WHERE t.tenant_id = :tenant_id AND t.id = l.id AND t.rev = l.rev AND t.state <> 'running'
+    RETURNING t.*, clock_timestamp() AS now
+), history AS (
+    INSERT INTO task_history (id, created_at, run_at, due_at, expires_at, finished_at,
+        tenant_id, rev, fence, attempts, failures, concurrency_limit, priority, state, queue,
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at, workflow_run_id, step, started_at, sla_met, blame, lateness)
+    SELECT id, created_at, run_at, due_at, expires_at, now,
+        tenant_id, rev + 1, fence, attempts, failures, concurrency_limit, priority, 'cancelled', queue,
+        capability, concurrency_key, name, labels, error, spec, payload, replay_of, schedule_id,
+        nominal_at, workflow_run_id, step, j.*
+    FROM ended CROSS JOIN LATERAL judge_end('cancelled', state, earlier, waited, due_at,
+        paused_at, spec, now) AS j
+), asked AS (
+    UPDATE tasks t SET cancel_requested = true, rev = t.rev + 1
+    FROM locked l
+    WHERE t.tenant_id = :tenant_id AND t.id = l.id AND t.rev = l.rev AND t.state = 'running'
+    RETURNING t.id, t.partition
+), touched AS (
+    SELECT id, partition FROM ended UNION ALL SELECT id, partition FROM asked
+), woken AS (
+    INSERT INTO wakes (partition, tenant_id, task_id) SELECT partition, :tenant_id, id FROM touched
+)
+SELECT (SELECT count(*) FROM ended) AS ended, (SELECT count(*) FROM asked) AS asked,
+    ARRAY(SELECT DISTINCT partition FROM touched) AS partitions;

@@ -32,7 +32,7 @@ SET seen_at = clock_timestamp(),
     about = w.about || coalesce(t.about, '{}'::jsonb), leased = w.leased + t.leased,
     succeeded = w.succeeded + t.succeeded, failed = w.failed + t.failed,
     released = w.released + t.released
-FROM unnest(:tenant_ids::integer[], :names::text[], :incarnations::text[], :offers::jsonb[], :about::jsonb[], :leased::bigint[],
+FROM unnest(:tenant_id::integer[], :name::text[], :incarnation::text[], :offer::jsonb[], :about::jsonb[], :leased::bigint[],
         :succeeded::bigint[], :failed::bigint[], :released::bigint[])
     AS t (tenant_id, name, incarnation, offer, about, leased, succeeded, failed, released)
 WHERE w.tenant_id = t.tenant_id AND w.name = t.name AND w.incarnation = t.incarnation
@@ -71,7 +71,7 @@ ORDER BY n.id LIMIT 1000;
 -- Lines of executions that exist, up to :most of a task and :more_errors errors beyond: whoever logged much must not lose
 -- its last words. Those of one task come in the order of the arrays.
 WITH line AS (
-    SELECT * FROM unnest(:task_ids::uuid[], :fences::integer[], :at::float8[], :levels::text[], :messages::text[])
+    SELECT * FROM unnest(:task_id::uuid[], :fence::integer[], :at::float8[], :level::text[], :message::text[])
         WITH ORDINALITY AS l (task_id, fence, at, level, message, n)
 ), task AS MATERIALIZED (
     SELECT d.task_id, t.fence,

@@ -1,4 +1,4 @@
-"""Schedules as they lie in the database, and what they are read into."""
+"""Records of schedules and of their ledger."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -30,8 +30,7 @@ _FORGET_EXPIRED = [
 ]
 
 PARTITIONED = {"task_history": "finished_at", "executions": "finished_at", "task_logs": "logged_at"}
-"""Tables that come in partitions of a day, and the column that says which. The ledger of
-occurrences has partitions of its own kind: see `ledger_retention`."""
+"""Tables with a partition per day, and its column; the ledger has partitions per month."""
 _LONGEST_BUILD = 3600.0
 """Seconds that it may take to build an index of one partition."""
 _GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidObjectDefinitionError)
@@ -54,7 +53,7 @@ class HousekeepingStore(Store):
         self.ledger = LedgerRetention(database)
 
     async def hold_duty(self, node_id: UUID, lease: float, duty: str = "housekeeping") -> bool:
-        """Become, or stay, the one node that does this."""
+        """Become, or stay, the one node with this duty."""
         return await SQL["hold_duty"].found(self._database, duty=duty, holder=node_id, lease=lease)
 
     async def drop_duties(self, node_id: UUID) -> None:
@@ -64,8 +63,8 @@ class HousekeepingStore(Store):
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """Make a partition per day and table, from today on. Where rows of a day lie in the default
-        partition already (no housekeeping for a while), they stay there."""
+        """Make a partition per day and table, unless the default one already has rows of the
+        day."""
         today, made = await self._tables.today(), Round()
         days = [today + timedelta(offset) for offset in range(days_ahead + 1)]
         for table in PARTITIONED:
@@ -76,9 +75,9 @@ class HousekeepingStore(Store):
         return made
 
     async def build_indexes(self) -> Round:
-        """Build what partitions lack of the indexes of their table, while everybody goes on using
-        them. Whoever does this locks the table against others who would do the same, so that what
-        is half built and not locked was left behind."""
+        """Build the indexes of their table that partitions lack, while the tables are in use. The
+        builder locks the table against others, so an unfinished index that is not locked was
+        abandoned."""
         home, made = await self._tables.home(), Round()
         for row in await SQL["missing_indexes"].fetch(self._database, tables=list(PARTITIONED)):
             try:
@@ -106,7 +105,7 @@ class HousekeepingStore(Store):
         await self._tables.alter(f"ALTER INDEX {index} ATTACH PARTITION {part}")
 
     async def retire_partitions(self, keep_days: int, archive: ArchiveHook | None = None) -> Round:
-        """Detach partitions older than that, hand each to the archive hook, and drop it."""
+        """Detach old partitions, hand each to the archive hook, and drop it."""
         oldest = await self._tables.today() - timedelta(keep_days)
         retired = Round()
         for table in PARTITIONED:
@@ -119,8 +118,7 @@ class HousekeepingStore(Store):
         return retired
 
     async def clear_defaults(self, keep_days: int, batch: int = 10_000) -> int:
-        """Delete old rows of the default partitions, where they land if none was made in time;
-        return how many rows went."""
+        """Delete old rows of the default partitions; return how many."""
         oldest = await self._tables.today() - timedelta(keep_days)
         cleared = 0
         for table, column in PARTITIONED.items():
@@ -129,8 +127,7 @@ class HousekeepingStore(Store):
         return cleared
 
     async def forget_expired(self, batch: int = 10_000) -> int:
-        """Delete idempotency keys and effects that expired, and events that nobody took; return how
-        many rows went."""
+        """Delete expired idempotency keys and effects, and old events; return how many."""
         return sum(
             [
                 await in_batches(partial(forget.value, self._database, int, limit=batch), batch)
@@ -155,7 +152,7 @@ class HousekeepingStore(Store):
         return await in_batches(partial(delete, keep_days=keep_days, limit=batch), batch)
 
     async def clear_departed(self) -> int:
-        """Delete what departed tenants left behind, in small steps; return how many rows went."""
+        """Delete the rows of deleted tenants, in small steps; return how many."""
         return await in_batches(TenantStore(self._database).clear, 1)
 
     async def analyze_if_grown(self) -> bool:

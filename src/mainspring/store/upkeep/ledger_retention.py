@@ -43,21 +43,22 @@ class LedgerRetention(Store):
     async def make_partitions(
         self, days_ahead: int, largest_default: int = LARGEST_DEFAULT
     ) -> Round:
-        """Make a partition per month from this one on, for what no partition covers yet. Where
-        lines of a month lie in the default partition already, they stay there."""
+        """Make a partition per month from this one on, unless another partition covers it or the
+        default partition already has lines of the month."""
         today, made = await self._tables.today(), Round()
         covered = await SQL["covered_to"].value_or_none(self._database, date)
         missing: list[NewPartition] = []
         for month, end in _months(today, today + timedelta(days_ahead)):
             first = month if covered is None else max(month, covered)
-            if first < end and not await self._in_default(first, end):
+            if first < end and not await SQL["in_default"].value(
+                self._database, bool, first=_midnight(first), end=_midnight(end)
+            ):
                 missing.append(NewPartition(_name(month), first, end))
         await self._tables.make_partitions(_LEDGER, missing, largest_default, made)
         return made
 
     async def retire_partitions(self, keep_days: int, archive: ArchiveHook | None = None) -> Round:
-        """Detach months of which nothing was decided since, hand each to the archive hook, and
-        drop it."""
+        """Detach months without recent decisions, hand each to the archive hook, and drop it."""
         oldest, retired = await self._oldest(keep_days), Round()
         try:
             for name in await self._old("ledger_partitions", oldest):
@@ -112,11 +113,6 @@ class LedgerRetention(Store):
 
         await self._tables.transact(work)
 
-    async def _in_default(self, first: date, end: date) -> bool:
-        return await SQL["in_default"].value(
-            self._database, bool, first=_midnight(first), end=_midnight(end)
-        )
-
     async def _oldest(self, keep_days: int) -> datetime:
         return _midnight(await self._tables.today() - timedelta(keep_days))
 
@@ -129,8 +125,7 @@ class LedgerRetention(Store):
 async def delete_ledger(
     connection: asyncpg.Connection, tenant_id: int, schedule_id: UUID, batch: int = 10_000
 ) -> None:
-    """Delete the lines of a schedule that this transaction deleted. If there are many,
-    housekeeping deletes the rest."""
+    """Delete the lines of a deleted schedule; if there are many, housekeeping deletes the rest."""
     if await _delete_lines(connection, tenant_id, schedule_id, batch) >= batch:
         await SQL["note_deleted"].run(connection, tenant_id=tenant_id, schedule_id=schedule_id)
 

@@ -13,7 +13,7 @@ BULK_ROWS = 1000
 
 
 async def analyze_if_grown(database: Database, added: int = 0) -> bool:
-    """Analyze the table of tasks if the planner takes it for far smaller than it is, for example
+    """Analyze the table of tasks if the planner thinks it far smaller than it is, for example
     because `added` rows just came. Return whether that helped."""
     if not await _is_stale(database, added):
         return False

@@ -16,16 +16,15 @@ SQL = queries.load("table_changes")
 T = TypeVar("T")
 
 _LOCK_TIMEOUT = "500ms"
-"""Whoever waits to change a table makes all others wait, who only want to use it. Partitions are
-made days ahead: there will be a better moment than the middle of somebody's backup."""
+"""While one waits to change a table, all others wait to use it. Partitions are made days ahead, so
+there is another chance."""
 _ANALYZE_SELDOM = "autovacuum_analyze_scale_factor = 1"
 """A partition that grows by thousands of rows a second is a tenth larger all the time, and each
 look at it takes a third of a second: once it has doubled is soon enough."""
 LARGEST_DEFAULT = 256 * 2**20
-"""Bytes of a default partition that are looked through, while everybody waits, for rows that belong
-in a new one."""
+"""Maximum bytes of a default partition that is scanned, while everybody waits, for a new one."""
 BATCHES = 100
-"""Of each kind, in one go: a million rows a minute are more than anybody makes."""
+"""Maximum number of batches in a round: a million rows a minute are more than anybody makes."""
 
 ArchiveHook = Callable[[str], Awaitable[bool]]
 """Called with the full name of a detached table; whether it may be dropped now."""
@@ -33,7 +32,7 @@ ArchiveHook = Callable[[str], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tables that were dealt with, and those that must wait, with a reason each."""
+    """The tables that were changed, and those that have to wait, with a reason each."""
 
     done: list[str] = field(default_factory=list)
     postponed: dict[str, str] = field(default_factory=dict)
@@ -52,8 +51,7 @@ class NewPartition(NamedTuple):
 
 
 async def in_batches(step: Callable[[], Awaitable[int]], batch: int) -> int:
-    """Repeat a step that removes at most `batch` rows until it removes fewer; return how many rows
-    went."""
+    """Repeat a step that removes at most `batch` rows until it removes fewer; return how many."""
     total = 0
     for _ in range(BATCHES):
         gone = await step()
@@ -78,8 +76,8 @@ class TableChanges(Store):
     async def make_partitions(
         self, table: str, missing: Sequence[NewPartition], largest_default: int, made: Round
     ) -> None:
-        """Make the partitions that a table lacks. One is left out where rows of its time lie in the
-        default partition already, or another partition covers some of it."""
+        """Make the partitions that a table lacks, except where the default partition has rows of
+        the time already, or another partition covers some of it."""
         if not missing:
             return
         home = await self.home()
@@ -101,19 +99,12 @@ class TableChanges(Store):
 
     async def clear(self, allow: Statement, clear: Statement, oldest: date, batch: int) -> int:
         """Delete old rows of a table, some at a time; return how many rows were deleted."""
-        return await in_batches(lambda: self._clear_some(allow, clear, oldest, batch), batch)
 
-    @transaction
-    async def _clear_some(
-        self,
-        connection: asyncpg.Connection,
-        allow: Statement,
-        clear: Statement,
-        oldest: date,
-        batch: int,
-    ) -> int:
-        await allow.run(connection)
-        return await clear.value(connection, int, oldest=oldest, limit=batch)
+        async def clear_some(connection: asyncpg.Connection) -> int:
+            await allow.run(connection)
+            return await clear.value(connection, int, oldest=oldest, limit=batch)
+
+        return await in_batches(lambda: self._database.transact(clear_some), batch)
 
     async def drop_detached(
         self, names: list[str], archive: ArchiveHook | None, retired: Round
@@ -131,14 +122,14 @@ class TableChanges(Store):
                 retired.postponed[name] = str(problem)
 
     async def alter(self, statement: str) -> None:
-        """Change a table, unless somebody uses it who does not stop to."""
+        """Change a table, unless somebody uses it for longer than the lock timeout."""
         await self.transact(lambda connection: connection.execute(statement))
 
     @transaction
     async def transact(
         self, connection: asyncpg.Connection, work: Callable[[asyncpg.Connection], Awaitable[T]]
     ) -> T:
-        """A transaction that changes tables, unless somebody uses them who does not stop to."""
+        """Run a transaction that changes tables; InUse if somebody uses them for too long."""
         await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
         try:
             return await work(connection)

@@ -1,17 +1,17 @@
-"""Steps of runs as they lie in the database, and what they are written from."""
+"""Records of runs and steps, as they are read and written."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+import asyncpg
+
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, TaskError
+from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflows.definition import Step, TaskTemplate, WorkflowDefinition
-from mainspring.domain.workflows.states import RunState
-from mainspring.postgres.database import sparse
+from mainspring.domain.workflows.definition import RunState, Step, TaskTemplate, WorkflowDefinition
 
 ITSELF = -1
 """The `item` of a step's own row; its items count from 0."""
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 
 
 class RunHead(NamedTuple):
-    """As much of a run as deciding on its steps needs."""
+    """The columns of a run that deciding on its steps needs."""
 
     tenant_id: int
     id: UUID
@@ -47,7 +47,7 @@ class RunHead(NamedTuple):
 
     @property
     def key(self) -> dict[str, object]:
-        """What statements know the run by."""
+        """The arguments by which a statement names the run."""
         return {"tenant_id": self.tenant_id, "run_id": self.id}
 
 
@@ -78,7 +78,7 @@ NO_STEP_LEASES = StepLeaseOffer(0, "", 0.0)
 
 
 class StartingStep(NamedTuple):
-    """A step whose turn has come, as the task it shall be; without one as it was stored."""
+    """A step that starts, with the task to write; None: the task as it was stored."""
 
     run: RunHead
     step: Step
@@ -133,53 +133,39 @@ class NewStep(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the task says it is."""
+        """The label of its task."""
         return self.step if self.item == ITSELF else f"{self.step}[{self.item}]"
 
 
 @dataclass(slots=True)
 class Moved:
-    """What a transaction did, for announcing it."""
+    """What a transaction did, to be announced after the commit."""
 
     rows: list[TaskRow] = field(default_factory=list)
     """Tasks that were released."""
     leased: list[tuple[TaskRow, Execution]] = field(default_factory=list)
-    """Of those, the ones that are leased to this node already: to be started."""
+    """Those of them that are leased to this node already, to be started."""
     told: set[int] = field(default_factory=set)
-    """Partitions whose owners have wake rows to look at, whoever they are."""
+    """Partitions with new wake rows."""
     ended: dict[str, int] = field(default_factory=dict)
     """Runs that ended, by state."""
 
     def count_end(self, state: RunState) -> None:
-        """A run ended."""
+        """Count a run that ended."""
         self.ended[state.value] = self.ended.get(state.value, 0) + 1
 
 
-def place_of(label: str) -> tuple[str, int]:
-    """The step and the item that a task says it is."""
+@dataclass(slots=True)
+class RunTransaction:
+    """A transaction that advances runs whose rows it has locked, and what it did so far."""
+
+    connection: asyncpg.Connection
+    ownership: Ownership
+    now: float
+    moved: Moved = field(default_factory=Moved)
+
+
+def parse_label(label: str) -> tuple[str, int]:
+    """Return the step and the item that a task's label names."""
     step, _, item = label.partition("[")
     return step, int(item[:-1]) if item else ITSELF
-
-
-def note_arguments(ended: Sequence[Ended]) -> dict[str, object]:
-    """What the statement `advance` wants."""
-    return {
-        **end_arguments(ended),
-        "started": sparse([e.started for e in ended]),
-        "finished": sparse([e.finished for e in ended]),
-        "attempts": [e.attempts for e in ended],
-        "waived": [e.waived for e in ended],
-    }
-
-
-def end_arguments(ended: Sequence[Ended]) -> dict[str, object]:
-    """What the statement `end_tasks` wants."""
-    return {
-        "tenant_ids": [e.tenant_id for e in ended],
-        "run_ids": [e.run_id for e in ended],
-        "steps": [e.step for e in ended],
-        "items": [e.item for e in ended],
-        "states": [e.state.value for e in ended],
-        "results": sparse([e.result for e in ended]),
-        "errors": sparse([e.error for e in ended]),
-    }

@@ -1,4 +1,4 @@
-"""The tasks of steps: made, released and ended, within the transaction that moves their run on."""
+"""The tasks of steps: inserted, released and ended, within the transaction that advances a run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,70 +11,58 @@ from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.workflows.definition import FEW, TaskTemplate
 from mainspring.postgres import named_sql as queries
-from mainspring.postgres.database import sparse
+from mainspring.postgres.database import columns_of, sparse
 from mainspring.postgres.named_sql import Queryable
 from mainspring.store.task_refs import owner_of
 from mainspring.store.upkeep.statistics import BULK_ROWS
 from mainspring.store.upkeep.statistics import SQL as PLANNER
 from mainspring.store.workflows.step_rows import (
     Ended,
-    Moved,
     NewRun,
     NewStep,
     RunHead,
+    RunTransaction,
     StartingStep,
-    end_arguments,
 )
 
 SQL = queries.load("steps")
+_END = ("tenant_id", "run_id", "step", "item", "state", "result", "error")
 
 
 class StepTasks:
-    """Writes what was decided about steps of runs that the caller holds."""
+    """Writes of what was decided about steps, within a transaction that has locked their runs."""
 
     def __init__(self, ids: TaskIds) -> None:
         self._ids = ids
 
-    async def release(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        starts: Sequence[StartingStep],
-        moved: Moved,
-    ) -> None:
+    async def release(self, tx: RunTransaction, starts: Sequence[StartingStep]) -> None:
         """Schedule the tasks of steps that were blocked: each once, however often it is asked."""
         if not starts:
             return
         ordered = sorted(starts, key=lambda s: (s.run.tenant_id, s.run.id, s.step.id))
         per_run = Counter(start.run.id for start in starts)
-        made = [start.template for start in ordered]
         released = await SQL["release"].rows(
-            connection,
+            tx.connection,
             TaskRow,
-            **owner_of(ownership),
+            **owner_of(tx.ownership),
             tenant_ids=[s.run.tenant_id for s in ordered],
             run_ids=[s.run.id for s in ordered],
             steps=[s.step.id for s in ordered],
             due=[s.due for s in ordered],
             wide=[per_run[s.run.id] > FEW for s in ordered],
-            **_templates(made),
+            **_templates([s.template for s in ordered]),
         )
-        moved.rows += released
-        await _analyze_if_grown(connection, len(released))
+        tx.moved.rows += released
+        await _analyze_if_grown(tx.connection, len(released))
 
     async def fan_out(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        start: StartingStep,
-        made: Sequence[TaskTemplate],
-        moved: Moved,
+        self, tx: RunTransaction, start: StartingStep, made: Sequence[TaskTemplate]
     ) -> bool:
-        """One task per item of a step's list, but for those that are done; the step's own waits to
-        join them. Return whether all are done."""
+        """Create a task per item of a step's list, except for items that are done; the step's own
+        task waits for them. Return whether all are done."""
         head, step, due = start.run, start.step, start.due
         expanded = await SQL["expand"].record(
-            connection, **head.key, step=step.id, needed=len(made), due=due
+            tx.connection, **head.key, step=step.id, needed=len(made), due=due
         )
         if expanded is None or not made:
             return False
@@ -90,77 +78,58 @@ class StepTasks:
         ]  # fmt: skip
         if not added:
             return True
-        moved.rows += await self.add(connection, ownership, head, added)
+        tx.moved.rows += await self.add(tx, head, added)
         return False
 
-    async def end(
-        self, connection: asyncpg.Connection, leaving: Sequence[Ended], moved: Moved
-    ) -> list[Ended]:
+    async def end(self, tx: RunTransaction, leaving: Sequence[Ended]) -> list[Ended]:
         """Move tasks of steps that do not run to history; return which did."""
         if not leaving:
             return []
         ordered = sorted(leaving, key=lambda e: (e.tenant_id, e.run_id, e.step, e.item))
-        rows = await SQL["end_tasks"].fetch(connection, **end_arguments(ordered))
-        moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
+        rows = await SQL["end_tasks"].fetch(tx.connection, **columns_of(_END, ordered))
+        tx.moved.told |= {row["partition"] for row in rows if row["state"] == "scheduled"}
         gone = {(row["run_id"], row["plain_step"], row["item"]) for row in rows}
         return [e for e in ordered if (e.run_id, e.step, e.item) in gone]
 
     async def add(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
-        steps: Sequence[NewStep],
-        run: NewRun | None = None,
+        self, tx: RunTransaction, head: RunHead, steps: Sequence[NewStep], run: NewRun | None = None
     ) -> list[TaskRow]:
-        """Insert rows and tasks of steps, of a new run with the run itself; return the tasks that
-        are scheduled at once."""
-        added = await add_steps(connection, ownership, head, steps, run)
-        await _analyze_if_grown(connection, len(steps))
+        """Insert steps with their tasks, and a new run; return the tasks that are scheduled now."""
+        added = await add_steps(tx.connection, tx.ownership, head, steps, run=run)
+        await _analyze_if_grown(tx.connection, len(steps))
         return added
-
-    async def add_tasks(
-        self,
-        connection: asyncpg.Connection,
-        ownership: Ownership,
-        head: RunHead,
-        steps: Sequence[NewStep],
-    ) -> list[TaskRow]:
-        """The tasks alone, where the rows are there."""
-        return await SQL["add_steps"].rows(
-            connection, TaskRow, **_tasks(ownership, head, steps), **_rows([]), **_NO_RUN
-        )
 
 
 async def _analyze_if_grown(connection: asyncpg.Connection, added: int) -> None:
-    """Many rows enter tables that may have been empty: what releases and claims it would go by a
-    plan that was made for a handful of rows, and compare each with each."""
+    """Analyze after many inserts: plans made for a handful of rows would compare each with each."""
     if added >= BULK_ROWS:
         await PLANNER["analyze_tasks"].run(connection)
         await PLANNER["analyze_steps"].run(connection)
 
 
 async def add_steps(
-    on: Queryable, ownership: Ownership, head: RunHead, steps: Sequence[NewStep], run: NewRun | None
+    on: Queryable,
+    ownership: Ownership,
+    head: RunHead,
+    steps: Sequence[NewStep],
+    *,
+    run: NewRun | None = None,
+    tasks_only: bool = False,
 ) -> list[TaskRow]:
-    """Insert rows and tasks in one statement; return the tasks that are scheduled at once."""
-    begun = _NO_RUN if run is None else _run(run)
+    """Insert steps with their tasks, and a new run; or only new tasks of steps that exist. Return
+    the tasks that are scheduled at once."""
+    rows = _rows([] if tasks_only else steps)
     return await SQL["add_steps"].rows(
-        on, TaskRow, **_tasks(ownership, head, steps), **_rows(steps), **begun
+        on, TaskRow, **_tasks(ownership, head, steps), **rows, **(_run(run) if run else _NO_RUN)
     )
 
 
 def _rows(steps: Sequence[NewStep]) -> dict[str, object]:
+    fields = ("step", "item", "state", "needed", "task_id", "plain", "inside")
     return {
-        "steps": [s.step for s in steps],
-        "items": [s.item for s in steps],
-        "states": [s.state for s in steps],
-        "needed": [s.needed for s in steps],
+        **columns_of(fields, steps),
         "children": [",".join(s.children) for s in steps],
-        "task_ids": [s.task_id for s in steps],
         "released": [s.due if s.state == "released" else None for s in steps],
-        "plain": [s.plain for s in steps],
-        "inside": [s.inside for s in steps],
     }
 
 
@@ -183,7 +152,7 @@ _NO_RUN: dict[str, object] = dict.fromkeys(
 
 
 def _templates(made: Sequence[TaskTemplate | None]) -> dict[str, object]:
-    """What both new tasks and blocked ones take from their templates."""
+    """Return the columns that new and released tasks take from their templates."""
     return {
         "specs": sparse([t and t.spec.encode() for t in made]),
         "payloads": sparse([t and t.payload.encode() for t in made]),
@@ -205,8 +174,6 @@ def _tasks(ownership: Ownership, head: RunHead, steps: Sequence[NewStep]) -> dic
         "task_states": ["scheduled" if s.state == "released" else "blocked" for s in steps],
         "due": [s.due for s in steps],
         **_templates(made),
-        "queues": [t.queue for t in made],
-        "priorities": [t.priority for t in made],
-        "concurrency_limits": sparse([t.concurrency_limit for t in made]),
+        **columns_of(("queue", "priority", "concurrency_limit"), made),
         "wide": sum(s.state == "released" for s in steps) > FEW,
     }

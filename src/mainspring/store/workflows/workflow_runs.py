@@ -1,4 +1,4 @@
-"""Runs of workflows as they lie in the database."""
+"""Records of runs, as they are read."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ class StoredRun(NamedTuple):
 
 
 def started_run(run: NewRun, moved: Moved) -> StoredRun:
-    """A run as it is right after its beginning; one without steps to take is over already."""
+    """Return a run as it is right after its start; one without steps to take is over already."""
     now = datetime.fromtimestamp(run.now, UTC)
     deadline, nominal = (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -64,9 +64,9 @@ class WorkflowStore(Store):
         check: Callable[[int], None] | None = None,
         conclude: BeforeCommit[StoredWorkflow] | None = None,
     ) -> StoredWorkflow | None:
-        """Write the next version of a workflow, or its first. With `check` there must be one
-        already, to whose version it has nothing to object; None when there is none (or no such
-        tenant)."""
+        """Write the next version of a workflow, or its first. With `check`, which gets the latest
+        version and may raise, there must be one already. None when there is none, or no such
+        tenant."""
         if check is not None:
             latest = await SQL["lock_workflow"].value_or_none(
                 connection, int, tenant_id=tenant_id, name=definition.name
@@ -87,8 +87,7 @@ class WorkflowStore(Store):
     async def get(
         self, tenant_id: int, name: str, version: int | None = None
     ) -> StoredWorkflow | None:
-        """Return a version, the latest where none is named; None when it is not there, or
-        archived."""
+        """Return a version, by default the latest; None when it does not exist or is archived."""
         row = await SQL["get_workflow"].record(
             self._database, tenant_id=tenant_id, name=name, version=version
         )
@@ -136,8 +135,7 @@ class WorkflowStore(Store):
         return True
 
     def _definition(self, encoded: bytes) -> WorkflowDefinition:
-        """A definition from its bytes. Those that were read lately are kept: a run of thousands of
-        steps would decode it thousands of times."""
+        """Decode a definition, or take it from the cache: a run may need it thousands of times."""
         known = self._known.get(encoded)
         return known or self._known.keep(encoded, decode_definition(encoded))
 
