@@ -1,10 +1,17 @@
 """Fences over restores: what was leased before is leased above anything that was ever issued, and
 who joined another server leases nothing."""
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
 from contract.store_set import StoreSet, finish, retry
 from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
+
+Outdate = Callable[[StoreSet, Ownership], Awaitable[Ownership]]
 
 ABOVE = 50_000_000
 """Less than the seconds since 2025: no task is leased so often."""
@@ -83,37 +90,57 @@ async def test_after_another_start_the_clock_may_be_behind(stores: StoreSet) -> 
     assert fence_of(await stores.claim(ownership, row)) > ABOVE
 
 
-async def test_a_node_of_another_server_leases_nothing(stores: StoreSet) -> None:
+async def another_server(stores: StoreSet, ownership: Ownership) -> Ownership:
+    """Let a node face another server than the one that it joined."""
+    await stores.inspect.restart_server()
+    return ownership
+
+
+async def fewer_beats(_stores: StoreSet, ownership: Ownership) -> Ownership:
+    """Let a node know of a heartbeat that the database, which was set back, does not."""
+    return replace(ownership, beats=ownership.beats + 1)
+
+
+outdated = pytest.mark.parametrize("outdate", [another_server, fewer_beats])
+
+
+@outdated
+async def test_a_node_of_another_server_leases_nothing(stores: StoreSet, outdate: Outdate) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant, ownership=ownership)
-    await stores.inspect.restart_server()
+    ownership = await outdate(stores, ownership)
     assert await stores.claim(ownership, row) is None
     assert await stores.lease(ownership, row) is None
     assert (await stores.row(tenant, row.id)).state == "scheduled"
 
 
-async def test_a_node_of_another_server_takes_no_wakes(stores: StoreSet) -> None:
+@outdated
+async def test_a_node_of_another_server_takes_no_wakes(stores: StoreSet, outdate: Outdate) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant)
-    await stores.inspect.restart_server()
+    ownership = await outdate(stores, ownership)
     told = await stores.engine.poll_wakes(ownership, [], limit=10)
     assert (told.rows, told.wakes) == ([], [])
     assert await stores.inspect.wakes() == [(row.partition, row.id)]
 
 
-async def test_a_node_of_another_server_expires_nothing(stores: StoreSet) -> None:
+@outdated
+async def test_a_node_of_another_server_expires_nothing(stores: StoreSet, outdate: Outdate) -> None:
     tenant, ownership = await stores.tenant(), await stores.join()
     row = await stores.create(tenant, ownership=ownership, due=-5, expires=-1)
-    await stores.inspect.restart_server()
+    ownership = await outdate(stores, ownership)
     assert await stores.engine.expire(ownership, limit=10) == []
     assert await stores.is_unfinished(row)
 
 
-async def test_what_an_outdated_owner_writes_leaves_a_wake(stores: StoreSet) -> None:
+@outdated
+async def test_what_an_outdated_owner_writes_leaves_a_wake(
+    stores: StoreSet, outdate: Outdate
+) -> None:
     """Its partitions may be another's: whoever that is hears of it."""
     tenant, ownership = await stores.tenant(), await stores.join()
     failed, ended = await stores.running(ownership, tenant), await stores.running(ownership, tenant)
-    await stores.inspect.restart_server()
+    ownership = await outdate(stores, ownership)
     created = await stores.create(tenant, ownership=ownership)
     again = await stores.engine.retry(ownership, [retry(failed)])
     assert [row.id for row in again] == [failed.id]

@@ -125,7 +125,7 @@ class MemoryCluster:
         self, ownership: Ownership, gifts: Mapping[int, UUID | None], *, leaving: bool = False
     ) -> int | None:
         giver = self.tables.nodes.get(ownership.node_id)
-        if giver is None or giver.epoch != ownership.epoch:
+        if giver is None or giver.epoch != ownership.epoch or giver.beats < ownership.beats:
             return None
         for partition, heir in gifts.items():
             if self.tables.partitions[partition].owner == ownership.node_id:
@@ -137,7 +137,12 @@ class MemoryCluster:
 
     def is_valid(self, ownership: Ownership) -> bool:
         node = self.tables.nodes.get(ownership.node_id)
-        return node is not None and node.epoch == ownership.epoch and node.server == self.server
+        return (
+            node is not None
+            and node.epoch == ownership.epoch
+            and node.beats >= ownership.beats
+            and node.server == self.server
+        )
 
     def _has_living_owner(self, partition: int) -> bool:
         owner = self.tables.partitions[partition].owner

@@ -207,12 +207,13 @@ def _hand_over(
     store: MemoryStore,
     node_id: UUID,
     epoch: int,
+    beats: int,
     partitions: Sequence[int],
     heirs: Sequence[UUID | None],
     state: str,
 ) -> int | None:
     gifts: Mapping[int, UUID | None] = dict(zip(partitions, heirs, strict=True))
-    ownership = Ownership(node_id, epoch, frozenset())
+    ownership = Ownership(node_id, epoch, frozenset(), beats)
     return store.hand_over(ownership, gifts, leaving=state == "left")
 
 

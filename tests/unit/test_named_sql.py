@@ -90,7 +90,7 @@ def test_a_missing_column_is_an_error() -> None:
 
 SPREAD = {
     "**head.key": {"tenant_id", "run_id"},
-    "**owner_of(ownership)": {"node_id", "epoch", "partitions"},
+    "**owner_of(ownership)": {"node_id", "epoch", "beats", "partitions"},
 }
 """What calls often spread, by its names."""
 

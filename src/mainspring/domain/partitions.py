@@ -35,6 +35,9 @@ class Ownership:
     node_id: UUID
     epoch: int
     partitions: frozenset[int]
+    beats: int = 0
+    """How many of its heartbeats the database has counted at least. It counts fewer when it was
+    set back: then nothing that the node believes about rows holds."""
 
 
 NO_OWNERSHIP = Ownership(UUID(int=0), 0, frozenset())

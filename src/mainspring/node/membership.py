@@ -51,8 +51,6 @@ class Membership:
         self._moved = asyncio.Event()
         self._moving = asyncio.Lock()
         """Held while partitions move: our identity stays the same meanwhile."""
-        self._beats = 0
-        """How many heartbeats the database has counted, as far as we know."""
         self._url: str | None = None
 
     def hint(self) -> None:
@@ -111,14 +109,14 @@ class Membership:
 
     async def _beat(self, cluster: ClusterStore) -> None:
         epoch, sent = self._state.epoch, clock.monotonic()
-        beat = await cluster.beat(self._state.node_id, epoch, self._beats)
+        beat = await cluster.beat(self._state.node_id, epoch, self._state.beats)
         if beat is None:
             # Unless it was our own handover that raised the epoch: when it is over, we know.
             async with self._moving:
                 if self._state.epoch == epoch:
                     await self._rejoin(cluster)
             return
-        self._beats = beat.beats
+        self._state.beats = beat.beats
         jump = self._clock.sample(beat.now, sent=sent, received=clock.monotonic())
         if jump:
             log.warning(
@@ -133,7 +131,6 @@ class Membership:
         self._state.metrics.node_fenced.inc()
         self._partition_loader.give_up(range(PARTITIONS))
         self._state.renew()
-        self._beats = 0
         self._state.epoch = await cluster.join(
             self._state.node_id,
             self._state.config.node_name,

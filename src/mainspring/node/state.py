@@ -25,6 +25,8 @@ class NodeState:
     metrics: Metrics = field(default_factory=Metrics)
     node_id: UUID = field(default_factory=uuid4)
     epoch: int = 0
+    beats: int = 0
+    """How many heartbeats the database has counted, as far as we know."""
     owners: Mapping[int, UUID | None] = field(default_factory=dict)
     """Who owned which partition at the last heartbeat: good enough for hints."""
     dispatch_wanted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,7 +50,7 @@ class NodeState:
 
     def ownership(self) -> Ownership:
         """Our right to act, as of now: partitions that are ours and loaded."""
-        return Ownership(self.node_id, self.epoch, self.engine.partitions)
+        return Ownership(self.node_id, self.epoch, self.engine.partitions, self.beats)
 
     def on_new_incarnation(self, forget: Callable[[], None]) -> None:
         """Call this when what was read from the database may never have been. What is remembered
@@ -58,7 +60,7 @@ class NodeState:
     def renew(self) -> None:
         """Become a new incarnation, after the old one was declared dead or the database was
         restarted, restored or replaced."""
-        self.node_id, self.epoch = uuid4(), 0
+        self.node_id, self.epoch, self.beats = uuid4(), 0, 0
         self.load_wanted.set()
         for forget in self._forgetting:
             forget()

@@ -72,4 +72,8 @@ def owner_of(ownership: Ownership) -> dict[str, object]:
 
 def node_of(ownership: Ownership) -> dict[str, object]:
     """Return those of a statement that names its partitions, or needs none."""
-    return {"node_id": ownership.node_id, "epoch": ownership.epoch}
+    return {
+        "node_id": ownership.node_id,
+        "epoch": ownership.epoch,
+        "beats": ownership.beats,
+    }

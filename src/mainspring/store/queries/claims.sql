@@ -1,12 +1,14 @@
 -- What the owner of a partition asks of the store. Every statement that acts for an owner
 -- share-locks the node's own row with its epoch: a takeover, which changes that row first, waits
--- for statements in flight, and a node that was replaced changes nothing.
+-- for statements in flight, and a node that was replaced changes nothing. Nor does one of which the
+-- database counted fewer heartbeats than it knows of (:beats): the database was set back.
 
 -- name: claim
 -- Lease due tasks. What comes back is what may be started; the rest is looked at again.
 WITH node AS MATERIALIZED (
     SELECT n.id, f.floor, f.before FROM nodes n, fence_floor f
-    WHERE n.id = :node_id AND n.epoch = :epoch AND is_this_server(n.server_started) FOR KEY SHARE OF n
+    WHERE n.id = :node_id AND n.epoch = :epoch AND n.beats >= :beats AND is_this_server(n.server_started)
+    FOR KEY SHARE OF n
 )
 UPDATE tasks t
 SET state = 'running', rev = t.rev + 1,
@@ -77,7 +79,8 @@ LIMIT :limit;
 -- (:heard). So a statement that is lost, or comes late, takes nothing away that is not known; what is read
 -- twice does no harm. A task that is no longer there comes back without a rev.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), heard AS (
     DELETE FROM wakes w USING node WHERE w.id = ANY (:heard::bigint[])
 ), woken AS (

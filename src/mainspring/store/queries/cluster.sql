@@ -136,7 +136,7 @@ RETURNING p.partition;
 -- Give partitions up. The new epoch makes every statement in flight that relied on them void;
 -- FOR UPDATE waits for those that hold the row already.
 WITH node AS MATERIALIZED (
-    SELECT id, epoch FROM nodes WHERE id = :node_id AND epoch = :epoch FOR UPDATE
+    SELECT id, epoch FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats FOR UPDATE
 ), given AS (
     UPDATE partitions p SET owner = gift.heir, epoch = p.epoch + 1
     FROM unnest(:partitions::smallint[], :heirs::uuid[]) AS gift (partition, heir), node

@@ -13,7 +13,8 @@ t.tenant_id, t.id, t.fence, t.partition, t.attempts, t.failures,
 -- of a statement begin at one moment: who tells of them, or reads of it, works out one time and not many.
 WITH node AS MATERIALIZED (
     SELECT n.id, clock_timestamp() AS now, f.floor, f.before FROM nodes n, fence_floor f
-    WHERE n.id = :node_id AND n.epoch = :epoch AND is_this_server(n.server_started) FOR KEY SHARE OF n
+    WHERE n.id = :node_id AND n.epoch = :epoch AND n.beats >= :beats AND is_this_server(n.server_started)
+    FOR KEY SHARE OF n
 ), pick AS MATERIALIZED (
     SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :rev::integer[], :worker::text[], :incarnation::text[], :waited::jsonb[])
         AS p (tenant_id, id, rev, worker, incarnation, waited)

@@ -12,7 +12,8 @@ tenant_id, id, rev, partition, state, queue, capability, concurrency_key, concur
 -- failed also becomes a dead letter. A step that was lost ends here, too: the execution is told of as by
 -- `lose`.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :state::text[], :outcome::text[],
         :started::float8[], :finished::float8[], :result::bytea[], :error::jsonb[], :dead_because::text[], :sla_met::boolean[],
@@ -78,7 +79,8 @@ SELECT tenant_id, id FROM done;
 -- A failed execution with others left: back to scheduled, or paused, as its run is. Not if somebody asked to
 -- cancel meanwhile.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), report AS (
     SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :outcome::text[], :started::float8[],
         :finished::float8[], :error::jsonb[], :delays::float8[], :status_code::integer[], :response::bytea[], :run_ids::uuid[],
@@ -247,7 +249,8 @@ FROM ended;
 -- Some of the tasks that were not started by expires_at, in the partitions of this node. Steps of
 -- workflows are left to `overdue_steps`. Who is about to change one may: it is looked at again.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), overdue AS MATERIALIZED (
     SELECT t.ctid FROM tasks t, node
     -- By the time at which the statement began: an index can answer that, and not what changes as we look.

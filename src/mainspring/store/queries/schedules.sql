@@ -76,7 +76,8 @@ ORDER BY wake_at LIMIT :limit;
 -- Those that are due by the database's clock, for the node that owns them. What somebody else is
 -- changing at this moment is left for the next look.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 )
 SELECT {schedule}
 FROM unnest(:tenant_id::integer[], :id::uuid[]) AS pick (tenant_id, id)

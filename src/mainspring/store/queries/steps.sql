@@ -77,7 +77,8 @@ FROM runs r LEFT JOIN waiting w ON w.tenant_id = r.tenant_id AND w.run_id = r.id
 -- Steps whose turn has come: from blocked to scheduled, each once. A task goes where its run lives,
 -- so that one node does it all; of very many at once (`wide`) each goes its own way.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), input AS (
     SELECT * FROM unnest(:tenant_ids::integer[], :run_ids::uuid[], :steps::text[], :due::float8[], :wide::boolean[],
         :specs::bytea[], :payloads::bytea[], :capabilities::text[], :concurrency_keys::text[], :names::text[], :labels::jsonb[])
@@ -138,7 +139,8 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND step = :step AND item = :i
 -- Rows of steps or items (:step..), with their tasks. Tasks that are scheduled at once get a wake row
 -- like any other. Without the rows, where these are there already, only tasks are made.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     SELECT id, spread FROM tenants WHERE id = :tenant_id FOR KEY SHARE
 ), input AS (
@@ -347,7 +349,8 @@ INSERT INTO wakes (partition, tenant_id, task_id) SELECT * FROM held RETURNING p
 -- Of the released steps that the node itself can run so many as :most are leased to it at once (:lease,
 -- :worker), like tasks by `claim`, unless their tenant has a limit.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), report AS MATERIALIZED (
     SELECT * FROM unnest(:tenant_id::integer[], :id::uuid[], :fence::integer[], :state::text[], :outcome::text[],
         :started::float8[], :finished::float8[], :result::bytea[], :error::jsonb[], :dead_because::text[], :sla_met::boolean[],

@@ -16,7 +16,8 @@
 -- What may start at once (:at_once) is leased in the same breath, if it is due and nothing stands against
 -- it: it was created (rev 1) and claimed (rev 2).
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND is_this_server(server_started) FOR KEY SHARE
+    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND beats >= :beats AND is_this_server(server_started)
+    FOR KEY SHARE
 ), tenant AS MATERIALIZED (
     -- A change of a tenant's spread waits for this, so that no task lands in an old partition.
     SELECT id, spread, max_running FROM tenants
