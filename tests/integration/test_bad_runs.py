@@ -11,8 +11,7 @@ import msgspec
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.partitions import Ownership
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.run_starter import RunStarter

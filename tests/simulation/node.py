@@ -17,8 +17,7 @@ from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.port import ReportSink

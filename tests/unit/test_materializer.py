@@ -9,8 +9,7 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.domain.partitions import Ownership
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.announcer import Announcer
 from mainspring.node.materializer import Materializer

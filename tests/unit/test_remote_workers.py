@@ -12,9 +12,8 @@ from structlog.testing import capture_logs
 from mainspring.clock import ManualClock
 from mainspring.domain.capability import Offer, needs_worker
 from mainspring.domain.execution import Execution
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Poll, WorkerSession
-from mainspring.engine.settings import EngineSettings
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
 from mainspring.node.workers import remote_workers as forwarding

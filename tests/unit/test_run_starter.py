@@ -10,8 +10,7 @@ import msgspec
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.partitions import Ownership
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.announcer import Announcer
 from mainspring.node.run_starter import RunStarter
 from mainspring.node.state import NodeState

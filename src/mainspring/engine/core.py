@@ -10,11 +10,11 @@ What slips through does no harm, because a claim is checked against the database
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import inf
+from typing import NamedTuple
 from uuid import UUID
 
-from mainspring.domain.capability import takes_slot
+from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.execution import Execution
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -25,11 +25,21 @@ from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import HeldLease, HeldLeases
 from mainspring.engine.running import RunningTask, RunningTasks
-from mainspring.engine.settings import EngineSettings
-from mainspring.engine.slot_quota import SlotQuota
+from mainspring.engine.shares import SlotQuota
 from mainspring.engine.timer import Timer
 from mainspring.engine.wait_history import WaitHistory
 from mainspring.engine.window import Window
+
+
+class EngineSettings(NamedTuple):
+    """The engine's bounds. Durations in seconds."""
+
+    lease: float = 15.0
+    aging_step: float = 60.0
+    stream_cap: int = 256
+    tenant_cap: int = 1024
+    there_for: float = THERE_FOR
+    """How long workers are believed to be there that are not heard of."""
 
 
 class Engine:
@@ -115,10 +125,6 @@ class Engine:
         slips in between."""
         self.horizon = until
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return a context to enter before rows are read, and leave once they are passed on."""
-        return self.running.reading()
-
     def update(self, rows: Sequence[TaskRow], now: float) -> list[HeldLease]:
         """Take in tasks as they are in the database. Return which executions of ours were asked to
         cancel."""
@@ -141,7 +147,7 @@ class Engine:
         for task_id in ids:
             if (running := self.running.get(task_id)) is not None:
                 self.end(task_id, running.fence, now)
-            self.running.note_finished(task_id)
+            self.running.note_end(task_id)
             self._forget(task_id, now)
             self.waits.end(task_id)
         return self.leases.find(ids)
@@ -149,35 +155,28 @@ class Engine:
     # Starting --------------------------------------------------------------------------------
 
     def pick(
-        self,
-        now: float,
-        slots: int,
-        accepts: Accepts,
-        *,
-        free: int | None = None,
-        slotless: int | None = None,
+        self, now: float, slots: int, accepts: Accepts, *, free: float = inf, slotless: float = inf
     ) -> list[Entry]:
         """Return tasks to claim now, at most as many as there are slots; to be ended by
         `finish_claim`.
 
         `free` is how many slots our own executors have left, when these are what is on offer: then
-        no tenant may take them all. `slotless` is how many they take in that need none.
+        no tenant may take them all. `slotless` is how many they take in that need no slot.
         """
         self._queue_due(now)
         if slots <= 0:
             return []
-        picked: list[Entry] = []
-        found = True
-        while found and not picked:
-            room = None
-            if free is not None:
-                room = SlotQuota(free, self.leases.by_tenant, self._claiming, slotless=slotless)
-            picked = self._queue.pick(now, slots, accepts, room)
-            found = bool(picked)
-            if any(expired(entry, now) for entry in picked):
-                for entry in [entry for entry in picked if expired(entry, now)]:
-                    self._unclaim(entry, now)
-                picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        while True:
+            quota = SlotQuota(free, self.leases.by_tenant, self._claiming, slotless=slotless)
+            picked = self._queue.pick(now, slots, accepts, quota)
+            late = [entry for entry in picked if expired(entry, now)]
+            if not late:
+                break
+            for entry in late:
+                self._unclaim(entry, now)
+            picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+            if picked:
+                break
         self.reserve(entry.tenant_id for entry in picked if entry.slot)
         return picked
 
@@ -338,7 +337,7 @@ class Engine:
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             execution.fence, execution.lease_end, holder,
             confirmed=entry.poll is None or entry.poll.here, slot=slot,
-            presumed_started=entry.poll is not None and self._queue.presumes_started(entry.poll),
+            presumed_started=entry.poll is not None and self.workers.presumes_started(entry.poll),
         )  # fmt: skip
         self.running.add(task, ours=holder is None)
 
@@ -358,7 +357,7 @@ class Engine:
 
     def _end(self, running: RunningTask, now: float) -> None:
         """End an execution for good: rows that were read before do not bring it back."""
-        self.running.note_end(running)
+        self.running.note_end(running.id, running.fence)
         self._stop(running, now)
 
     def _stop(self, running: RunningTask, now: float) -> None:

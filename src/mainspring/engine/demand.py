@@ -154,9 +154,7 @@ class WorkerDemand:
     """All pools, and how much each worker session holds. `groups_of` returns the groups of a
     tenant's tasks that need a worker."""
 
-    def __init__(
-        self, there_for: float, groups_of: Callable[[int], Collection[TaskGroup]] = lambda _: ()
-    ) -> None:
+    def __init__(self, there_for: float, groups_of: Callable[[int], Collection[TaskGroup]]) -> None:
         self._there_for = there_for
         """How long a pool is kept of which nobody is heard: see `capability.there_for`."""
         self._groups_of = groups_of
@@ -303,9 +301,11 @@ class WorkerDemand:
                 return poll
         return None
 
-    def holds_one(self, poll: Poll) -> bool:
-        """Whether its worker holds a single task, as far as we know."""
-        return poll.idle and not poll.shared and self._holding[poll.session] == 1
+    def presumes_started(self, poll: Poll) -> bool:
+        """Whether what was claimed for a poll counts as started without word of its worker: it
+        holds nothing else, as far as we know, and does not announce what it starts."""
+        alone = poll.idle and not poll.shared and self._holding[poll.session] == 1
+        return alone and not poll.announces
 
     def add_lease(self, holder: LeaseHolder) -> None:
         self._holding[holder.session] += 1

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 from uuid import UUID
 
@@ -105,15 +106,15 @@ class Dispatcher:
 
     def room_for(self, row: TaskRow) -> int:
         """Return how many tasks that need the same could be started here now."""
-        runs = None if takes_slot(row.capability) else self._free_runs
-        return self.free_slots if runs is None else min(runs, self.free_slots)
+        free = self.free_slots
+        return free if takes_slot(row.capability) else int(min(free, self._free_runs))
 
     @property
-    def _free_runs(self) -> int | None:
+    def _free_runs(self) -> float:
         """How many tasks that need no slot may be claimed. Those of a claim in flight are not yet
-        counted by whoever begins them: a few hundred more do no harm."""
+        counted by their executor: a few hundred more do no harm."""
         rooms = [room for each in self._executors if (room := each.room()) is not None]
-        return min(rooms, default=None)
+        return min(rooms, default=inf)
 
     def can_run(self, row: TaskRow) -> bool:
         """Whether something here can run a task."""
@@ -194,7 +195,7 @@ class Dispatcher:
         database's clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
-        with self._state.engine.reading():
+        with self._state.engine.running.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             self.cancel(self._state.apply(seen.rows, seen.gone))
 

@@ -73,7 +73,7 @@ class LeaseMaintenance:
         for held in due:
             item = kept.get(held.id)
             if item is not None:
-                self._state.engine.running.extend(held.id, held.fence, item.lease_end)
+                self._state.engine.running.confirm(held.id, held.fence, item.lease_end)
         # An execution that is not ours any more would be refused at its end: spare the effort.
         self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
@@ -96,7 +96,7 @@ class LeaseMaintenance:
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
             await self._expire_steps(others, count_crash, presumed)
-            with self._state.engine.reading():
+            with self._state.engine.running.reading():
                 self._apply(await self._look_at(others))
 
     async def _expire_steps(

@@ -41,7 +41,7 @@ class PeriodicJobs:
     async def run(self, job: Callable[[], Awaitable[None]]) -> None:
         """Run a job. One that fails, perhaps each time, takes no other's turn."""
         try:
-            with self._state.engine.reading():
+            with self._state.engine.running.reading():
                 await job()
         except StoreUnavailable as problem:
             self._failed = True

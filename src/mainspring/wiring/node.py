@@ -7,8 +7,7 @@ from mainspring import __version__
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker, there_for
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.http import HttpExecutor
 from mainspring.execution.port import Executor

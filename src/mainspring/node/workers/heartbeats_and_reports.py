@@ -110,7 +110,7 @@ class WorkerReports:
         for item in kept:
             if item.overdue:
                 continue
-            self._state.engine.running.extend(item.id, fences[item.id], item.lease_end)
+            self._state.engine.running.confirm(item.id, fences[item.id], item.lease_end)
             action: Action = "cancel" if item.cancel_requested else "continue"
             pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
         return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
