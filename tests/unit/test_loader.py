@@ -21,7 +21,7 @@ from mainspring.engine.leases import HeldLease
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
-from mainspring.node import periodic_jobs as jobs
+from mainspring.node import retrying as jobs
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader

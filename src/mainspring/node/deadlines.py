@@ -9,8 +9,8 @@ import structlog
 
 from mainspring.domain.partitions import Ownership
 from mainspring.errors import StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.store.workflows.step_rows import Ended

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -16,7 +15,6 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import HeldLease
-from mainspring.engine.running import RunningTask
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import BackgroundTasks
@@ -25,6 +23,7 @@ from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
+from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 
@@ -34,22 +33,6 @@ _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
 # How long a task rests that the database refused to start: it is not due there yet, or changed.
 _REST = 0.01
-
-
-class WorkerLeases(Protocol):
-    """Claims and hands out what the engine picked for workers."""
-
-    async def claim(self, picked: Sequence[Entry]) -> list[Execution]: ...
-
-    def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None: ...
-
-    def tell_remote_nodes(self) -> None:
-        """Tell nodes whose workers could run what waits here."""
-        ...
-
-    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Answer the polls of these workers before their time: whoever is there asks again."""
-        ...
 
 
 @dataclass(slots=True)
@@ -80,9 +63,11 @@ class Dispatcher:
         self._executors: list[Executor] = []
         self._own = _ClaimQueue(self._lease, self._hand_out)
         self._for_workers: _ClaimQueue | None = None
-        self._lease_service: WorkerLeases | None = None
+        self._lease_service: LeaseService | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
-        self._upkeep = LeaseMaintenance(state, store, recorder, self)
+        self.lease_maintenance = LeaseMaintenance(
+            state, store, recorder, self.cancel, self.interrupt_polls
+        )
         self.closed = False
         self.eager_leases = EagerLeases(state, store, self)
         recorder.eager_leases = self.eager_leases
@@ -90,7 +75,7 @@ class Dispatcher:
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
-    def serve_workers(self, lease_service: WorkerLeases) -> None:
+    def serve_workers(self, lease_service: LeaseService) -> None:
         """Claim for workers too, and let this service hand out what was claimed."""
         self._lease_service = lease_service
         self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
@@ -116,10 +101,6 @@ class Dispatcher:
         rooms = [room for each in self._executors if (room := each.room()) is not None]
         return min(rooms, default=inf)
 
-    def can_run(self, row: TaskRow) -> bool:
-        """Whether something here can run a task."""
-        return self.accepts(row.capability)
-
     def close(self) -> None:
         """Start nothing any more; running executions keep their leases all the same."""
         self.closed = True
@@ -130,7 +111,7 @@ class Dispatcher:
             self._state.dispatch_wanted.clear()
             now = clock.now()
             self._start_claims(now)
-            self._upkeep.turn()
+            self.lease_maintenance.turn()
             if engine.wants_limits:
                 self._state.load_wanted.set()
             if engine.window.wants_more:
@@ -140,7 +121,7 @@ class Dispatcher:
             rest = _LONGEST_SLEEP
             if (next_wake := engine.next_wake()) is not None and next_wake > now:
                 rest = min(rest, next_wake - clock.now())
-            if (turn := self._upkeep.next_turn()) is not None:
+            if (turn := self.lease_maintenance.next_turn()) is not None:
                 rest = min(rest, turn - clock.steady())
             await wait_at_most(self._state.dispatch_wanted, rest)
 
@@ -269,6 +250,7 @@ class Dispatcher:
             self._recorder.report(nobodys)
 
     def accepts(self, capability: str) -> bool:
+        """Whether something here can run tasks of a capability."""
         return self._executor_for(capability) is not None
 
     def _executor_for(self, capability: str) -> Executor | None:
@@ -296,7 +278,3 @@ class Dispatcher:
         """Let these workers ask again at once."""
         if holders and self._lease_service is not None:
             self._lease_service.interrupt_polls(holders)
-
-    async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
-        """End leases that seem to have ended."""
-        await self._upkeep.expire_leases(ended)

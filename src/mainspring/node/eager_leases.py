@@ -6,6 +6,7 @@ the half that nobody uses, so that nobody who queues has to wait because of it.
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
 from typing import Protocol
@@ -30,38 +31,35 @@ EagerLease = tuple[TaskRow, Execution]
 
 
 class Slots(Protocol):
-    """The executors of this node."""
+    """The slots of this node's executors: the dispatcher."""
 
     @property
     def free_slots(self) -> int: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether nothing may start any more."""
-        ...
+    def closed(self) -> bool: ...
 
     def accepts(self, capability: str) -> bool: ...
 
-    def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
-        """Give leased tasks, each with its capability, to the executors."""
-        ...
+    def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None: ...
 
 
+@dataclass(eq=False)
 class EagerLeases:
     """Offers eager leases, and starts what was leased."""
 
-    def __init__(self, state: NodeState, store: EngineStore, slots: Slots) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._metrics = state.metrics
-        self._slots = slots
-        self.reserved = 0
-        """Slots that are kept for offers."""
-        self._unknown: dict[str, dict[UUID, NewTask]] = {}
-        """New tasks of which it is not known whether they were leased, by the worker they would be
-        leased to; their slots are kept."""
-        self._resolving: asyncio.Task[None] | None = None
+    _state: NodeState
+    _store: EngineStore
+    _slots: Slots
+    reserved: int = field(default=0, init=False)
+    """Slots that are kept for offers."""
+    _unknown: dict[str, dict[UUID, NewTask]] = field(default_factory=dict, init=False)
+    """New tasks of which it is not known whether they were leased, by the worker they would be
+    leased to; their slots are kept."""
+    _resolving: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._config, self._metrics = self._state.config, self._state.metrics
         self._background_tasks = BackgroundTasks(of="dispatch")
 
     # Steps that are released -----------------------------------------------------------------

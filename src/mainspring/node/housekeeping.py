@@ -55,12 +55,17 @@ class Housekeeper:
         """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
         if not await self._holds(_TIDYING):
             return
-        days, ledger = self._state.config.retention_days, self._house.ledger
+        config, ledger = self._state.config, self._house.ledger
+        days, ahead = config.retention_days, config.partitions_ahead
         jobs: dict[str, Job] = {
-            "make_partitions": self._make_partitions,
+            "make_partitions": lambda: _log_round(
+                "made partitions for history", self._house.make_partitions(ahead)
+            ),
             "clear_defaults": partial(self._house.clear_defaults, days),
-            "make_ledger_partitions": self._make_ledger_partitions,
-            "clear_ledger": partial(ledger.clear, self._state.config.ledger_retention_days),
+            "make_ledger_partitions": lambda: _log_round(
+                "made partitions for the ledger", ledger.make_partitions(ahead)
+            ),
+            "clear_ledger": partial(ledger.clear, config.ledger_retention_days),
             "clear_deleted_schedules": ledger.clear_deleted,
             "forget_expired": self._house.forget_expired,
             "forget_gone": self._house.forget_gone,
@@ -91,20 +96,18 @@ class Housekeeper:
             await asyncio.wait([working])
 
     async def _retire(self) -> None:
-        days, ledger_days = (
-            self._state.config.retention_days,
-            self._state.config.ledger_retention_days,
-        )
-        _log_round("retired old history", await self._house.retire_partitions(days, self._archive))
-        retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
-        _log_round("retired old decisions", retired)
+        config, house = self._state.config, self._house
+        history = house.retire_partitions(config.retention_days, self._archive)
+        await _log_round("retired old history", history)
+        decisions = house.ledger.retire_partitions(config.ledger_retention_days, self._archive)
+        await _log_round("retired old decisions", decisions)
 
     async def build_indexes(self) -> None:
         """Build indexes that an upgrade declared, if that is ours to do."""
-        await self._while_held(_INDEXING, self._build_indexes)
-
-    async def _build_indexes(self) -> None:
-        _log_round("built indexes of history", await self._house.build_indexes())
+        await self._while_held(
+            _INDEXING,
+            lambda: _log_round("built indexes of history", self._house.build_indexes()),
+        )
 
     async def _holds(self, duty: str) -> bool:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
@@ -121,14 +124,6 @@ class Housekeeper:
         with suppress(StoreUnavailable):  # others tell of it, and less often
             if await self._house.analyze_if_grown():
                 log.info("told the planner of many new tasks", action="house.planner_told")
-
-    async def _make_partitions(self) -> None:
-        made = await self._house.make_partitions(self._state.config.partitions_ahead)
-        _log_round("made partitions for history", made)
-
-    async def _make_ledger_partitions(self) -> None:
-        made = await self._house.ledger.make_partitions(self._state.config.partitions_ahead)
-        _log_round("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()
@@ -163,7 +158,8 @@ async def _attempt(name: str, job: Job) -> None:
         log.exception("a job failed", action="house.failed", job=name)
 
 
-def _log_round(what: str, tables: Round) -> None:
+async def _log_round(what: str, work: Awaitable[Round]) -> None:
+    tables = await work
     if tables.done:
         log.info(what, action="house.tidied", tables=len(tables.done))
     for table, reason in tables.postponed.items():

@@ -1,9 +1,8 @@
 """Leases: ours are extended while their executions last; those that nobody extends are ended."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
 from mainspring import crash_points
@@ -21,18 +20,6 @@ from mainspring.store.task_refs import Seen, TaskRef
 _EXTEND_BATCH = 500
 
 
-class LeaseListener(Protocol):
-    """The listener for executions that are cancelled or lost."""
-
-    def cancel(self, executions: Sequence[HeldLease]) -> None:
-        """Stop executions that were asked to cancel, or are no longer ours."""
-        ...
-
-    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Let these workers ask again."""
-        ...
-
-
 @dataclass(eq=False)
 class LeaseMaintenance:
     """Two duties that do not wait for each other: to end a lease of a step takes a look at its
@@ -41,7 +28,8 @@ class LeaseMaintenance:
     _state: NodeState
     _store: EngineStore
     _recorder: Recorder
-    _listener: LeaseListener
+    _cancel: Callable[[Sequence[HeldLease]], None]
+    _interrupt_polls: Callable[[Collection[WorkerSession]], None]
     _background_tasks: BackgroundTasks = field(
         default_factory=lambda: BackgroundTasks(of="lease"), init=False
     )
@@ -75,7 +63,7 @@ class LeaseMaintenance:
             if item is not None:
                 self._state.engine.running.confirm(held.id, held.fence, item.lease_end)
         # An execution that is not ours any more would be refused at its end: spare the effort.
-        self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+        self._cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
 
     async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
@@ -121,15 +109,13 @@ class LeaseMaintenance:
         return await until_answered(lambda: self._store.look_at(tasks), self._state.metrics)
 
     def _apply(self, seen: Seen) -> None:
-        self._listener.cancel(self._state.apply(seen.rows, seen.gone))
+        self._cancel(self._state.apply(seen.rows, seen.gone))
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
         """End the polls of workers that lost tasks: one that was silent until its lease ended may
         be frozen, with a poll that is still open: what it lost must not come back to it unless it
         asks again. To be called before the engine hears that the tasks wait."""
-        self._listener.interrupt_polls(
-            {task.holder.session for task in lost if task.holder is not None}
-        )
+        self._interrupt_polls({task.holder.session for task in lost if task.holder is not None})
 
     def _count_losses(
         self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]

@@ -13,7 +13,7 @@ from mainspring.domain.partitions import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
-from mainspring.node.periodic_jobs import PeriodicJobs
+from mainspring.node.retrying import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
@@ -50,8 +50,8 @@ class Loader:
             if every("wakes", self._state.config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
                 await jobs.run(self._poll_wakes)
-            wanted = self._state.engine.wants_limits or self._limits_outdated
-            if every("limits", _LIMITS_EVERY) or wanted:
+            outdated = self._state.limits_read_by != self._state.node_id
+            if every("limits", _LIMITS_EVERY) or self._state.engine.wants_limits or outdated:
                 await jobs.run(self._refresh_limits)
             if every("expire", _EXPIRE_EVERY):
                 await jobs.run(self._expire)
@@ -98,10 +98,6 @@ class Loader:
                 return  # meanwhile the database may have been set back, and they with it
         self._dispatcher.cancel(self._state.apply(woken.rows, woken.gone))
         self._dispatcher.interrupt_workers(woken.rows)
-
-    @property
-    def _limits_outdated(self) -> bool:
-        return self._state.limits_read_by != self._state.node_id
 
     async def _refresh_limits(self) -> None:
         node = self._state.node_id

@@ -14,8 +14,8 @@ import structlog
 
 from mainspring import crash_points, timezones
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row

@@ -5,9 +5,10 @@ that of moving partitions. Every beat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -29,31 +30,26 @@ log = structlog.get_logger()
 Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 
+@dataclass(eq=False)
 class Membership:
-    """Joins the cluster, beats, and moves partitions towards where they belong."""
+    """Joins the cluster, sends heartbeats, and moves partitions to where they belong."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        connect: Connect,
-        database_clock: clock.DatabaseClock,
-        partition_loader: PartitionLoader,
-        signals: Signals,
-        version: str,
-    ) -> None:
-        self._state = state
-        self._heartbeat_connection = _Connection(connect)
-        self._balance_connection = _Connection(connect)
-        self._clock = database_clock
-        self._partition_loader = partition_loader
-        self._signals = signals
-        self._version = version
-        self._moved = asyncio.Event()
-        self._moving = asyncio.Lock()
-        """Held while partitions move: our identity stays the same meanwhile."""
-        self._beats = 0
-        """How many heartbeats the database has counted, as far as we know."""
-        self._url: str | None = None
+    _state: NodeState
+    _connect: Connect
+    _clock: clock.DatabaseClock
+    _partition_loader: PartitionLoader
+    _signals: Signals
+    _version: str
+    _moved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _moving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while partitions move: our identity stays the same meanwhile."""
+    _beats: int = field(default=0, init=False)
+    """How many heartbeats the database has counted, as far as we know."""
+    _url: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._heartbeat_connection = _Connection(self._connect)
+        self._balance_connection = _Connection(self._connect)
 
     def hint(self) -> None:
         """Somebody came, went or gave something away: look now."""
@@ -66,13 +62,23 @@ class Membership:
         for _ in range(3):
             sent = clock.monotonic()
             self._clock.sample(await cluster.now(), sent=sent, received=clock.monotonic())
-        self._state.epoch = await cluster.join(
-            self._state.node_id, self._state.config.node_name, url, self._version
-        )
+        await self._enter(cluster)
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"membership.beat": self._keep_beating, "membership.balance": self._keep_balance}
+        errors = (StoreUnavailable, *CONNECTION_LOST)
+        keep = partial(repeat, metrics=self._state.metrics, errors=errors)
+        return {
+            "membership.beat": partial(
+                keep, self._beat_once, message="a heartbeat failed", action="node.beat_failed"
+            ),
+            "membership.balance": partial(
+                keep,
+                self._balance_once,
+                message="moving partitions failed",
+                action="node.move_failed",
+            ),
+        }
 
     async def leave(self) -> None:
         """Hand everything over at once and stop being a member. The loops have been stopped."""
@@ -94,15 +100,6 @@ class Membership:
         self._balance_connection.drop()
 
     # Being alive -----------------------------------------------------------------------------
-
-    async def _keep_beating(self) -> None:
-        await self._repeat(self._beat_once, "a heartbeat failed", action="node.beat_failed")
-
-    async def _repeat(
-        self, turn: Callable[[], Awaitable[None]], message: str, *, action: str
-    ) -> None:
-        errors = (StoreUnavailable, *CONNECTION_LOST)
-        await repeat(turn, self._state.metrics, message, action=action, errors=errors)
 
     async def _beat_once(self) -> None:
         async with self._heartbeat_connection.cluster() as cluster:
@@ -134,21 +131,16 @@ class Membership:
         self._partition_loader.give_up(range(PARTITIONS))
         self._state.renew()
         self._beats = 0
-        self._state.epoch = await cluster.join(
-            self._state.node_id,
-            self._state.config.node_name,
-            self._url,
-            self._version,
-            former=former,
-        )
+        await self._enter(cluster, former)
         self.hint()
 
-    # Owning partitions -----------------------------------------------------------------------
-
-    async def _keep_balance(self) -> None:
-        await self._repeat(
-            self._balance_once, "moving partitions failed", action="node.move_failed"
+    async def _enter(self, cluster: ClusterStore, former: UUID | None = None) -> None:
+        name = self._state.config.node_name
+        self._state.epoch = await cluster.join(
+            self._state.node_id, name, self._url, self._version, former=former
         )
+
+    # Owning partitions -----------------------------------------------------------------------
 
     async def _balance_once(self) -> None:
         self._moved.clear()
@@ -169,20 +161,13 @@ class Membership:
         self._state.owners = {p: owner for owner, found in ownership.items() for p in found}
         mine = set(ownership.get(me, ()))
         wanted = _shares(ids).get(me, frozenset())
-        orphans = {
-            p
-            for owner, found in ownership.items()
-            if owner not in ids
-            for p in found
-            if p in wanted
-        }
+        orphans = wanted & {p for p, owner in self._state.owners.items() if owner not in ids}
         if orphans:
             mine |= await self._take_over(cluster, orphans)
         excess = mine - wanted
         handed_over = False
         if excess:
-            shares = _shares(ids)
-            new_owners = {p: node for node, share in shares.items() for p in share & excess}
+            new_owners = {p: node for node, share in _shares(ids).items() for p in share & excess}
             handed_over = await self._hand_over(cluster, new_owners)
         self._partition_loader.give_up(self._state.engine.partitions - mine)
         self._partition_loader.load(mine - excess - self._state.engine.partitions)
@@ -202,7 +187,7 @@ class Membership:
             # the next look tells.
         return alive
 
-    async def _take_over(self, cluster: ClusterStore, orphans: set[int]) -> set[int]:
+    async def _take_over(self, cluster: ClusterStore, orphans: Collection[int]) -> set[int]:
         taken = await cluster.take_over(self._state.node_id, self._state.epoch, orphans)
         crash_points.reach("takeover.committed")
         if taken:

@@ -15,7 +15,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
-from mainspring.node.periodic_jobs import PeriodicJobs
+from mainspring.node.retrying import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore
 

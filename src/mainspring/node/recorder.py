@@ -15,9 +15,9 @@ from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, 
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore
@@ -43,31 +43,25 @@ class _Asked:
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class Recorder:
     """A queue of reports and a few writers. While the writers are busy the queue grows into the
     next batch, so batches are large exactly when that pays."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        steps: StepOutcomes,
-        announcer: Announcer,
-        rng: Random,
-    ) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._steps = steps
-        self._announcer = announcer
-        self._metrics = state.metrics
-        self._rng = rng
-        self._queue: deque[Report] = deque()
-        self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
-        self._filled = asyncio.Event()
-        self._writing = 0
-        self.eager_leases: EagerLeases | None = None
-        """Runs released steps at once, where there is room."""
+    _state: NodeState
+    _store: EngineStore
+    _steps: StepOutcomes
+    _announcer: Announcer
+    _rng: Random
+    eager_leases: EagerLeases | None = field(default=None, init=False)
+    """Runs released steps at once, where slots are free."""
+    _queue: deque[Report] = field(default_factory=deque, init=False)
+    _asked: dict[tuple[UUID, int], list[_Asked]] = field(default_factory=dict, init=False)
+    _filled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _writing: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._metrics = self._state.metrics
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
@@ -118,21 +112,18 @@ class Recorder:
             while not self._queue:
                 self._filled.clear()
                 await self._filled.wait()
-            size = min(len(self._queue), self._config.record_batch)
+            size = min(len(self._queue), self._state.config.record_batch)
             batch = [self._queue.popleft() for _ in range(size)]
+            self._metrics.record_batch.observe(size)
             self._writing += 1
             try:
-                await self._record(batch)
+                for apart in _apart(batch):
+                    await self._write(apart)
             except BaseException:
                 self._queue.extendleft(reversed(batch))
                 raise
             finally:
                 self._writing -= 1
-
-    async def _record(self, batch: Sequence[Report]) -> None:
-        self._metrics.record_batch.observe(len(batch))
-        for apart in _apart(batch):
-            await self._write(apart)
 
     async def _write(self, batch: Sequence[Report]) -> None:
         """Write reports of different tasks."""

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -21,7 +21,7 @@ from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
-from mainspring.node.announcer import Announcer
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.workflows.task_runs import TaskRuns
@@ -216,14 +216,10 @@ class RunStarter:
         execution, node = found.execution, self._state.node_id
         try:
             wanted = msgspec.json.decode(execution.payload, type=RunRequest)
-        except (msgspec.MsgspecError, RecursionError) as problem:
-            self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
-            return
-        try:
             moved = await self._runs.begin(
                 self._state.ownership(), execution, wanted.workflow, wanted.input
             )
-        except REFUSED as problem:
+        except (msgspec.MsgspecError, RecursionError, *REFUSED) as problem:
             # Asking again is of no use, and the others wait.
             self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
@@ -243,8 +239,6 @@ class RunStarter:
         execution = found.execution
         try:
             moved = await self._runs.cancel(self._state.ownership(), execution, self._clock.now())
-        except StoreUnavailable:
-            raise
         except REFUSED:
             # Whoever extends its lease asks again; the others do not wait for that.
             log.exception("a run is not cancelled", action="run.failed", run=str(execution.id))
@@ -271,8 +265,8 @@ class RunStarter:
         error: TaskError | None = None,
         result: bytes | None = None,
     ) -> None:
-        execution = found.execution
+        execution, start = found.execution, found.start
         del self._executions[execution.id, execution.fence]
-        fields: dict[str, Any] = {"result": result, "error": error, "retryable": False}
-        started, finished = found.start.at, found.start.end(self._clock)
-        self._report([Report(execution, outcome, started, finished, **fields)])
+        finished = start.end(self._clock)
+        report = Report(execution, outcome, start.at, finished, result, error, retryable=False)
+        self._report([report])
