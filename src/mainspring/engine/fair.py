@@ -6,7 +6,7 @@ minus priority times the aging step; a task that waits long enough beats any pri
 starves.
 
 Tasks for workers wait in groups of their own and compete for their tenant's workers only; who waits
-for them is `demand`'s to know.
+for them is known in `pools`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,12 +17,13 @@ from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import LeaseHolder, WorkerDemand, WorkerPool
+from mainspring.engine.demand import LeaseHolder
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
+from mainspring.engine.pools import Group, WorkerDemand, WorkerPool
 from mainspring.engine.running import RunningTask
-from mainspring.engine.shares import Group, SlotQuota, TenantShare
+from mainspring.engine.shares import SlotQuota, TenantShare
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
@@ -212,7 +213,6 @@ class FairQueue:
             return
         held_back: list[Group] = []
         while len(picked) < most and pool.polls and (group := pool.next_group()) is not None:
-            assert isinstance(group, Group)
             entry = self._hand_to_worker(tenant, pool, group, now)
             if entry is not None:
                 picked.append(entry)

@@ -6,47 +6,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
-from mainspring.domain.capability import need_of
-from mainspring.domain.lateness import Cause
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import WorkerPool
 from mainspring.engine.entry import Entry
-from mainspring.engine.gates import KeyGate, RunningGate, Turns
-from mainspring.engine.ledger import Bucket
+from mainspring.engine.gates import KeyGate, RunningGate
+from mainspring.engine.pools import Group
 
 MAX_SHARE_RATIO = 4
 
 _FEW = 64
-
-
-class Group(Turns):
-    """The due tasks of one line behind the same running gate: a ledger bucket."""
-
-    __slots__ = ("alone", "bucket", "capability", "gate", "pools", "queue")
-
-    def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
-        super().__init__()
-        self.queue = queue
-        self.capability = capability
-        self.gate = gate
-        self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self.pools: list[WorkerPool] = []
-        """For tasks of workers: the kinds of workers that can run them."""
-        self.alone = need_of(capability).alone
-
-    def closed(self) -> Cause | None:
-        """Return why none of it may start; None when the gate is open."""
-        return self.gate.closed() if self.gate else None
-
-    def review(self, now: float) -> None:
-        """Update what tasks for workers wait for."""
-        self.bucket.switch(
-            self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
-        )
-
-    def push(self, entry: Entry, now: float) -> None:
-        entry.entered = self.bucket.enter(now)
-        self.wait(entry)
 
 
 @dataclass(slots=True, eq=False)

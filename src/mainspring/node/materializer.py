@@ -58,18 +58,15 @@ class Materializer:
         self._hinted.clear()
         partitions = self._state.engine.partitions
         await self._look_after(partitions)
-        now, poll = self._state.clock.now(), self._state.config.wake_poll
-        batch = self._state.config.schedule_batch
+        now, config = self._state.clock.now(), self._state.config
+        poll, batch = config.wake_poll, config.schedule_batch
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             # Nothing for a while, unless somebody hints: no need to look so often.
             await wait_at_most(self._hinted, max(poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
-            await wait_at_most(
-                self._hinted,
-                min(due[0].wake - self._state.clock.now(), self._state.config.wake_poll),
-            )
+            await wait_at_most(self._hinted, min(due[0].wake - self._state.clock.now(), poll))
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):

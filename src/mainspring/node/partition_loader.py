@@ -68,7 +68,10 @@ class PartitionLoader:
             if jobs.is_time("reload", self._reload_pace):
                 began = self._state.clock.steady()
                 await jobs.run(self._reload_some)
-                self._delay_reload(self._state.clock.steady() - began)
+                # A large backlog makes a reload dear: it shall take a hundredth of the time at
+                # most, so that it does not slow what it is there to catch.
+                spent = self._state.clock.steady() - began
+                jobs.delay("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
             await jobs.run(self._refill_streams)
             await jobs.wait()
 
@@ -87,24 +90,17 @@ class PartitionLoader:
     async def _load_windows(self) -> None:
         """Begin to act for some partitions. The rest has its turn after all else: the first can
         start tasks, and streams are filled again, meanwhile."""
-        self._queue_stale()
+        state = self._state
+        for partition in state.stale_partitions & state.engine.partitions:
+            self._to_load[partition] = object()
+        state.stale_partitions.clear()
         if not self._to_load:
             self._chunk = _CHUNK
-            self._state.metrics.partitions_owned.set(len(self._state.engine.partitions))
-        elif self._loader_is_ready:
-            self._state.partitions_wanted.set()
+            state.metrics.partitions_owned.set(len(state.engine.partitions))
+        # It must be known how far to look, and how much each tenant may run.
+        elif state.engine.horizon and state.limits_read_by == state.node_id:
+            state.partitions_wanted.set()
             await self._load_chunk(dict(islice(self._to_load.items(), self._chunk)))
-
-    @property
-    def _loader_is_ready(self) -> bool:
-        """Whether it is known how far to look, and how much each tenant may run."""
-        state = self._state
-        return bool(state.engine.horizon) and state.limits_read_by == state.node_id
-
-    def _queue_stale(self) -> None:
-        for partition in self._state.stale_partitions & self._state.engine.partitions:
-            self._to_load[partition] = object()
-        self._state.stale_partitions.clear()
 
     async def _load_chunk(self, chunk: Mapping[int, object]) -> None:
         try:
@@ -163,11 +159,6 @@ class PartitionLoader:
         if not maybe_changed:
             return not_found
         return not_found + engine.window.expired_in(maybe_changed, now)
-
-    def _delay_reload(self, spent: float) -> None:
-        """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
-        so that it does not slow what it is there to catch."""
-        self._jobs.delay("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
 
     # Streams that ran low --------------------------------------------------------------------
 

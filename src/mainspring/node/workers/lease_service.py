@@ -148,11 +148,15 @@ class LeaseService:
     def _open(self, poll: Poll, *, ours: bool = True) -> _OpenPoll:
         answer = asyncio.get_running_loop().create_future()
         waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer, ours)
-        self._state.engine.workers.open(poll, self._state.clock.now())
-        self._state.request_dispatch()
-        if ours:
-            self._remote.waits(poll)
+        self._offer(waiting)
         return waiting
+
+    def _offer(self, waiting: _OpenPoll) -> None:
+        """Let tasks be picked for a poll, here and at other nodes."""
+        self._state.engine.workers.open(waiting.poll, self._state.clock.now())
+        self._state.request_dispatch()
+        if waiting.ours:
+            self._remote.waits(waiting.poll)
 
     async def _wait(self, waiting: _OpenPoll, seconds: float) -> list[LeasedTask]:
         answer, holder = waiting.answer, waiting.poll.session
@@ -261,17 +265,10 @@ class LeaseService:
             self._answer(waiting)
         elif current:
             waiting.poll.free, waiting.poll.shared = waiting.slots, False
-            self._state.engine.workers.open(waiting.poll, self._state.clock.now())
-            self._state.request_dispatch()
-            if waiting.ours:
-                self._remote.waits(waiting.poll)
+            self._offer(waiting)
         else:
             self._registry.forget(holder)
             self._end_poll(waiting)
-
-    def _turn_away(self, waiting: _OpenPoll) -> None:
-        del self._waiting[waiting.poll]
-        waiting.answer.set_exception(superseded(waiting.poll.session))
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         self.interrupt_local_polls(holders)
@@ -291,13 +288,12 @@ class LeaseService:
         self._remote.call(self._state.engine.workers.take_remote_demand())
 
     def polls(self) -> Iterable[Poll]:
-        """The workers that wait here."""
+        """Return the polls of our own workers."""
         return [w.poll for w in self._waiting.values() if w.ours and not w.over]
 
     def kinds(self) -> Iterable[Kind]:
-        """The kinds of workers that are here."""
-        waiting = [(poll.session.tenant_id, poll.offer) for poll in self.polls()]
-        return {*waiting, *self._registry.kinds()}
+        """Return the kinds of workers that are here."""
+        return {*(poll.kind for poll in self.polls()), *self._registry.kinds()}
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
         """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
@@ -317,7 +313,8 @@ class LeaseService:
     async def claimed_elsewhere(
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
     ) -> None:
-        """Another node claimed these for a worker that waits here, or did until now."""
+        """Take in what another node claimed for so many slots of a poll that waits here, or did
+        until now: that node is done with it."""
         tenant_id = poll.session.tenant_id
         leased: Sequence[LeasedTask] = ()
         try:
@@ -354,7 +351,8 @@ class LeaseService:
                 self._state.engine.workers.close(waiting.poll)
                 waiting.over = True
                 if not waiting.poll.in_flight:
-                    self._turn_away(waiting)
+                    del self._waiting[waiting.poll]
+                    waiting.answer.set_exception(superseded(holder))
         former = self._state.engine.running.of_former_sessions(current)
         if former:
             self._background_tasks.start(self._expire_leases(former))

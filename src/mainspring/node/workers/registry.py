@@ -7,7 +7,7 @@ for good. A node asks once per process; what it hears of them later it notes now
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, THERE_FOR, Offer
+from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, Offer
 from mainspring.domain.execution import Outcome
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Conflict, StoreUnavailable
@@ -58,23 +58,19 @@ class _WorkerEntry:
         return made
 
 
+@dataclass(eq=False)
 class WorkerRegistry:
     """Knows the workers that ask at this node."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        workers: WorkerStore,
-        began: Callable[[WorkerSession], None],
-        there_for: float = THERE_FOR,
-    ) -> None:
-        self._state = state
-        self._there_for = there_for
-        self._workers = workers
-        self._began = began
-        self._known: dict[tuple[int, str], _WorkerEntry] = {}
-        self._held: dict[tuple[int, str], int] = {}
-        state.on_new_incarnation(self._held.clear)
+    _state: NodeState
+    _workers: WorkerStore
+    _began: Callable[[WorkerSession], None]
+    _there_for: float
+    _known: dict[tuple[int, str], _WorkerEntry] = field(default_factory=dict, init=False)
+    _held: dict[tuple[int, str], int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._state.on_new_incarnation(self._held.clear)
 
     async def admit(
         self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
@@ -105,9 +101,9 @@ class WorkerRegistry:
         if (known := self._entry_of(holder)) is not None:
             known.left = True
 
-    def leased(self, holder: WorkerSession, tasks: int) -> None:
+    def leased(self, holder: WorkerSession) -> None:
         if (known := self._entry_of(holder)) is not None:
-            known.leased += tasks
+            known.leased += 1
             known.heard = True
 
     def reported(self, holder: WorkerSession, outcome: Outcome) -> None:

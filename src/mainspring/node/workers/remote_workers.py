@@ -46,23 +46,15 @@ _GRANT_TTL = 1.0
 class LocalWorkers(Protocol):
     """What this asks of the lease service."""
 
-    def polls(self) -> Iterable[Poll]:
-        """Return the polls of our own workers."""
-        ...
+    def polls(self) -> Iterable[Poll]: ...
 
-    def kinds(self) -> Iterable[Kind]:
-        """Return the kinds of workers that are here."""
-        ...
+    def kinds(self) -> Iterable[Kind]: ...
 
-    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
-        """Claim tasks for a worker of another node."""
-        ...
+    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]: ...
 
     async def claimed_elsewhere(
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
-    ) -> None:
-        """Another node claimed these for so many slots of a poll, and is done with it."""
-        ...
+    ) -> None: ...
 
     def replaced(self, current: WorkerSession) -> None: ...
 
@@ -97,7 +89,7 @@ class RemoteWorkers:
         """A worker waits here: let nodes claim for it that have tasks."""
         if not self._post.others:
             return
-        kind = _kind(poll)
+        kind = poll.kind
         demand = self._remote_demand.get(kind)
         if demand:
             self._share(poll, kind, demand)
@@ -186,7 +178,7 @@ class RemoteWorkers:
             self._forget_demand()
             if not self._post.others:
                 continue
-            kinds = {_kind(poll) for poll in self._lease_service.polls() if poll.free > 0}
+            kinds = {poll.kind for poll in self._lease_service.polls() if poll.free > 0}
             now = self._state.clock.now()
             self._announced = dict.fromkeys(kinds, now)
             if kinds:
@@ -196,10 +188,8 @@ class RemoteWorkers:
 
     def _forget_demand(self) -> None:
         """Nodes that are gone get no slots, and neither does anybody of workers that are."""
-        others, kinds = (
-            self._post.others,
-            set(self._lease_service.kinds()) if self._remote_demand else set(),
-        )
+        others = self._post.others
+        kinds = set(self._lease_service.kinds() if self._remote_demand else ())
         for kind, demand in list(self._remote_demand.items()):
             for node in demand.keys() - others:
                 del demand[node]
@@ -239,7 +229,7 @@ class RemoteWorkers:
         for poll in self._lease_service.polls():
             if tasks <= 0:
                 break
-            if _kind(poll) == kind and poll.free > 0:
+            if poll.kind == kind and poll.free > 0:
                 slots = min(tasks, poll.free)
                 self._grant(poll, kind, node, slots)
                 tasks -= slots
@@ -254,7 +244,3 @@ class RemoteWorkers:
             # Its worker waits on: the next task is a reason to call, however soon it comes.
             engine.workers.add_remote_node(grant.node, *kind, now, _REMOTE_TTL)
         self._post.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
-
-
-def _kind(poll: Poll) -> Kind:
-    return poll.session.tenant_id, poll.offer
