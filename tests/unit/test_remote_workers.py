@@ -227,7 +227,7 @@ async def test_tasks_are_claimed_for_a_worker_within_its_grant(shared: bool) -> 
             engine=SimpleNamespace(workers=SimpleNamespace(has_tasks_for=lambda *_: True)),
             clock=ManualClock(),
         ),
-        open=lambda poll, ours: opened.append(poll),
+        open=opened.append,
         wait=nothing,
     )
     grant = SlotGrant(uuid4(), 1, SESSION, WORK, 2, idle=True, announces=True, shared=shared)

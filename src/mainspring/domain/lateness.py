@@ -49,7 +49,6 @@ CAPACITY = frozenset(
 
 WORTH_TELLING = 0.01
 """A start less late than this is on time: nobody asks where the milliseconds went."""
-_NOTHING: Waited = {}
 _ROUNDING = 0.001
 _CLOCK_ERROR = 0.1
 
@@ -76,7 +75,7 @@ def account_for(waited: Waited | None, seconds: float, cause: str) -> Waited | N
     """Return an account that sums to so many seconds: what is missing is put down to the cause."""
     if seconds < WORTH_TELLING:
         return waited
-    known = waited or _NOTHING
+    known = waited or {}
     rest = seconds - sum(known.values())
     if rest < _ROUNDING:
         return waited

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -24,6 +25,9 @@ from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.workflows.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
+
+T = TypeVar("T")
+W = TypeVar("W")
 
 log = structlog.get_logger()
 
@@ -200,28 +204,33 @@ class Recorder:
         return again, cancelled
 
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Write until it is written. Writing again what may have been written already is harmless:
-        the fence lets it through once."""
+        """Write ends until it is done. Writing again what may have been written already is
+        harmless: the fence lets it through once."""
 
         async def write(part: Sequence[Finish]) -> set[UUID]:
             return await self._store.finish(self._state.ownership(), part)
 
-        return await self._write_finishes(finishes, write)
+        return set(await self._write_all(finishes, write, _failure_instead))
 
-    async def _write_finishes(
-        self, finishes: Sequence[Finish], write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]]
-    ) -> set[UUID]:
-        accepted: set[UUID] = set()
+    async def _write_all(
+        self,
+        items: Sequence[T],
+        write: Callable[[Sequence[T]], Awaitable[Iterable[W]]],
+        instead: Callable[[T, Exception], T | None],
+    ) -> list[W]:
+        """Write until everything is written, and return what the writes returned. `instead` says
+        what to write in place of an item that is refused, if anything."""
+        results: list[W] = []
 
-        async def write_part(part: Sequence[Finish]) -> None:
-            accepted.update(await until_answered(lambda: write(part), self._metrics))
+        async def write_part(part: Sequence[T]) -> None:
+            results.extend(await until_answered(lambda: write(part), self._metrics))
 
-        async def refused(end: Finish, error: Exception) -> None:
-            if not _given_up(end.report, error):
-                await write_in_parts([_unrecordable(end, error)], write_part, refused)
+        async def refused(item: T, error: Exception) -> None:
+            if (other := instead(item, error)) is not None:
+                await write_in_parts([other], write_part, refused)
 
-        await write_in_parts(finishes, write_part, refused)
-        return accepted
+        await write_in_parts(items, write_part, refused)
+        return results
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
         """Do the same for steps, whose runs move on with it: on the fast path where that will
@@ -274,12 +283,11 @@ class Recorder:
                 self._state.mark_stale(self._state.engine.partitions)
             return done.accepted
 
-        return await self._write_finishes(finishes, write)
+        return set(await self._write_all(finishes, write, _failure_instead))
 
     async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
-        """Write until it is written. Return the rows, also those of a write whose answer was lost:
-        nobody else tells the engine of them. And what cannot be written."""
-        rows: list[TaskRow] = []
+        """Write retries until it is done. Return the rows, also those of a write whose answer was
+        lost: nobody else tells the engine of them. And which tasks cannot be written."""
         unwritten: set[UUID] = set()
         maybe_changed = False
 
@@ -292,18 +300,13 @@ class Recorder:
                 maybe_changed = True
                 raise
 
-        async def write_part(part: Sequence[RetryLater]) -> None:
-            rows.extend(await until_answered(lambda: write(part), self._metrics))
-
-        async def refused(retry: RetryLater, error: Exception) -> None:
-            if _given_up(retry.report, error):
+        def instead(retry: RetryLater, error: Exception) -> RetryLater | None:
+            if _is_given_up(retry.report, error):
                 unwritten.add(retry.report.execution.id)
-                return
-            storable = retry._replace(report=_storable(retry.report, error))
-            await write_in_parts([storable], write_part, refused)
+                return None
+            return retry._replace(report=_storable(retry.report, error))
 
-        await write_in_parts(retries, write_part, refused)
-        return rows, unwritten
+        return await self._write_all(retries, write, instead), unwritten
 
     async def _rescheduled(self, retries: Sequence[RetryLater]) -> list[TaskRow]:
         tasks = [(r.report.execution.tenant_id, r.report.execution.id) for r in retries]
@@ -329,15 +332,17 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
         reports = later
 
 
-def _unrecordable(end: Finish, error: Exception) -> Finish:
-    """Return a failure in place of a result that cannot be stored."""
+def _failure_instead(end: Finish, error: Exception) -> Finish | None:
+    """Return a failure in place of a result that cannot be stored; None: that is refused, too."""
+    if _is_given_up(end.report, error):
+        return None
     told = _storable(end.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )
     return finish(told, TaskState.FAILED, end.dead_because or "not_retryable")
 
 
-def _given_up(report: Report, error: Exception) -> bool:
+def _is_given_up(report: Report, error: Exception) -> bool:
     """Whether nothing of it can be written: it was refused before, and what could be to blame was
     taken out of it. Its lease will end, and the task is retried."""
     if report.error is None or report.error.code != _UNSTORABLE:

@@ -147,7 +147,7 @@ class RunStarter:
             if not more:
                 await self._rest()
 
-    async def _guarded(self, part: Callable[[], Awaitable[bool]]) -> bool:
+    async def _guarded(self, part: Callable[[], Awaitable[bool | None]]) -> bool | None:
         """Run one part of the loop; a failure of it ends neither the loop nor the other parts."""
         try:
             return await part()
@@ -180,7 +180,7 @@ class RunStarter:
             raise problems[0]
         return bool(self._to_start)
 
-    async def _cancel_some(self) -> bool:
+    async def _cancel_some(self) -> None:
         for _ in range(len(self._to_cancel)):
             found = self._to_cancel.popleft()
             try:
@@ -188,13 +188,12 @@ class RunStarter:
             except Exception:
                 self._to_cancel.append(found)
                 raise
-        return False
 
-    async def _look_for_ends(self) -> bool:
+    async def _look_for_ends(self) -> None:
         """Ask about so many at a time, in turn: thousands of runs may go on for days."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
-            return False
+            return
         self._look_at = now + _EVERY
         asked = list(filter(self._is_open, self._started.take(_MOST_ASKED)))
         waiting = {found.execution.id: found for found in asked}
@@ -207,7 +206,6 @@ class RunStarter:
             for found in filter(self._is_open, asked):
                 # To start again what has started does nothing.
                 (self._started if found.started_by == node else self._to_start).add(found)
-        return False
 
     def _is_open(self, found: _RunExecution) -> bool:
         return self.has(found.execution.id, found.execution.fence)

@@ -60,8 +60,6 @@ class _OpenPoll:
     poll: Poll
     slots: int
     answer: asyncio.Future[list[LeasedTask]]
-    ours: bool = True
-    """Whether its worker waits here, and not at another node."""
     got: list[LeasedTask] = field(default_factory=list)
     over: bool = False
     """Whether it takes nothing new."""
@@ -79,7 +77,6 @@ class LeaseService:
         post: Mailbox,
         expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]],
     ) -> None:
-        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
@@ -145,9 +142,9 @@ class LeaseService:
             given.pop(name, None)
         return [missing[name] for name in missing if name in held][: request.most]
 
-    def _open(self, poll: Poll, *, ours: bool = True) -> _OpenPoll:
+    def _open(self, poll: Poll) -> _OpenPoll:
         answer = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer, ours)
+        waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer)
         self._offer(waiting)
         return waiting
 
@@ -155,7 +152,7 @@ class LeaseService:
         """Let tasks be picked for a poll, here and at other nodes."""
         self._state.engine.workers.open(waiting.poll, self._state.clock.now())
         self._state.request_dispatch()
-        if waiting.ours:
+        if waiting.poll.here:
             self._remote.waits(waiting.poll)
 
     async def _wait(self, waiting: _OpenPoll, seconds: float) -> list[LeasedTask]:
@@ -207,7 +204,7 @@ class LeaseService:
         """Claim what was picked for workers."""
         picks = [_pick(entry) for entry in picked]
         crash_points.reach("lease.before_commit")
-        lease = self._config.worker_lease
+        lease = self._state.config.worker_lease
         try:
             leased = await self._store.claim_for(self._state.ownership(), picks, lease=lease)
         except NothingSent:
@@ -232,7 +229,7 @@ class LeaseService:
             polls[entry.poll] = None
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
-                if waiting.ours:
+                if entry.poll.here:
                     self._reports.remember(leased.execution, entry.poll.session)
                 self._metrics.start_delay.observe(now - leased.execution.due)
                 waiting.got.append(leased)
@@ -278,7 +275,7 @@ class LeaseService:
         """An answer that is empty too soon makes a worker ask about what it holds. One that
         is frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
-            if waiting.ours and waiting.poll.session in holders:
+            if waiting.poll.here and waiting.poll.session in holders:
                 self._end_poll(waiting)
 
     # Other nodes -----------------------------------------------------------------------------
@@ -289,7 +286,7 @@ class LeaseService:
 
     def polls(self) -> Iterable[Poll]:
         """Return the polls of our own workers."""
-        return [w.poll for w in self._waiting.values() if w.ours and not w.over]
+        return [w.poll for w in self._waiting.values() if w.poll.here and not w.over]
 
     def kinds(self) -> Iterable[Kind]:
         """Return the kinds of workers that are here."""
@@ -307,7 +304,7 @@ class LeaseService:
             grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False,
             announces=grant.announces, shared=grant.shared,
         )  # fmt: skip
-        leased = await self._wait(self._open(poll, ours=False), 0)
+        leased = await self._wait(self._open(poll), 0)
         return [(task.execution.id, task.execution.fence) for task in leased]
 
     async def claimed_elsewhere(
