@@ -75,8 +75,8 @@ def run(task: TaskStanding, now: float) -> Move | None:
 
 
 def check_editable(task: TaskStanding, sent: Collection[str] = ()) -> None:
-    """A task may be edited until its first execution has started; a step that waits for others in
-    those of the members `sent` that it will not be given anew."""
+    """Raise Conflict unless a task may be edited, because its first execution has not started. Of a
+    blocked step only members may be `sent` that its workflow does not set."""
     if task.state is TaskState.BLOCKED:
         _check_blocked(task, sent)
         return

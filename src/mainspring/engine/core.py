@@ -45,9 +45,9 @@ class EngineSettings(NamedTuple):
 class Engine:
     """Decides for the partitions a node owns which tasks start when.
 
-    Drivers use its verbs, and these parts of it: `window` (what waits), `running` (what runs in our
-    partitions), `leases` (what our executors hold), `workers` (what workers wait here, and at other
-    nodes) and `waits` (what tasks had waited for that left the window).
+    Drivers call its methods, and those of its parts: `window` (waiting tasks), `running` (running
+    tasks of our partitions), `leases` (what our executors hold), `workers` (workers that wait here
+    or at other nodes) and `waits` (what tasks had waited for that left the window).
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Engine:
         return frozenset(self._owned)
 
     def own(self, partitions: Collection[int], rows: Sequence[TaskRow], now: float) -> None:
-        """Begin to act for partitions. The rows are all that was found in them: what is running is
-        counted before anything is started."""
+        """Begin to act for partitions. The rows are all that was found in them: running tasks are
+        counted before any task starts."""
         for partition in partitions:
             self._owned.setdefault(partition, now)
         self.update(rows, now)
@@ -121,13 +121,11 @@ class Engine:
     # Rows ------------------------------------------------------------------------------------
 
     def extend_horizon(self, until: float) -> None:
-        """Accept tasks due by then from now on. To be called before they are read, so that none
-        slips in between."""
+        """Accept tasks due by then. To be called before they are read, so that none is missed."""
         self.horizon = until
 
     def update(self, rows: Sequence[TaskRow], now: float) -> list[HeldLease]:
-        """Take in tasks as they are in the database. Return which executions of ours were asked to
-        cancel."""
+        """Take in tasks as they are in the database. Return our executions that were cancelled."""
         for row in rows:
             if row.partition not in self._owned:
                 self._forget(row.id, now, row.rev)
@@ -157,11 +155,10 @@ class Engine:
     def pick(
         self, now: float, slots: int, accepts: Accepts, *, free: float = inf, slotless: float = inf
     ) -> list[Entry]:
-        """Return tasks to claim now, at most as many as there are slots; to be ended by
-        `finish_claim`.
+        """Return tasks to claim now, at most `slots`; `finish_claim` must follow.
 
-        `free` is how many slots our own executors have left, when these are what is on offer: then
-        no tenant may take them all. `slotless` is how many they take in that need no slot.
+        `free` is how many slots our own executors have left: no tenant may take them all.
+        `slotless` is how many tasks they take in that need no slot.
         """
         self._queue_due(now)
         if slots <= 0:
@@ -206,7 +203,7 @@ class Engine:
             self._update_running(row, now)
 
     def match(self, now: float, most: int) -> list[Entry]:
-        """Return tasks to claim now for workers that wait; to be ended by `finish_claim`."""
+        """Return tasks to claim now for workers that wait; `finish_claim` must follow."""
         self._queue_due(now)
         picked = self._queue.match(now, most)
         for entry in self._queue.dropped():
@@ -217,7 +214,7 @@ class Engine:
     def finish_claim(
         self, picked: Sequence[Entry], executions: Iterable[Execution], now: float
     ) -> list[tuple[int, UUID]]:
-        """Start what was leased of a claim. Return the other tasks: look at those again."""
+        """Start what was leased of a claim. Return the other tasks, to be read again."""
         self.unreserve(e.tenant_id for e in picked if e.holder is None and e.slot)
         leased = {execution.id: execution for execution in executions}
         refused = []
@@ -370,7 +367,7 @@ class Engine:
                 self._queue.push(entry, now)
 
     def _forget(self, task_id: UUID, now: float, rev: float = inf) -> None:
-        """Unless what we know of it is newer than this."""
+        """Forget a task, unless what we know of it is newer than this rev."""
         entry = self.window.get(task_id)
         if entry is not None and entry.phase is not Phase.CLAIMING and entry.row.rev <= rev:
             self._drop(entry, now)

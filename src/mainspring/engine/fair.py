@@ -5,8 +5,8 @@ receivers cannot hold every slot. Inside a tenant: the earliest virtual deadline
 minus priority times the aging step; a task that waits long enough beats any priority, so nothing
 starves.
 
-Tasks for workers wait in groups of their own and compete for their tenant's workers only; who waits
-for them is known in `pools`.
+Tasks for workers wait in groups of their own and compete for their tenant's workers only; `pools`
+knows these workers.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -52,8 +52,8 @@ class FairQueue:
         self._dropped: list[Entry] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits, now: float) -> bool:
-        """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
-        pushed, anew, because its gates are others now."""
+        """Change a tenant's limits. Return whether `recount` and new pushes of its tasks must
+        follow, because its gates are others now."""
         self._limits[tenant_id] = limits
         self.unknown.discard(tenant_id)
         tenant = self._tenants.get(tenant_id)
@@ -104,16 +104,14 @@ class FairQueue:
             self._explain_absence(tenant, entry, now)
 
     def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """Account for a task that had no room in the window: it waited for the same as those before
-        it."""
+        """Account for a task that had no room in the window: it waited as those before it did."""
         entry.was_turned_away = False
         group = tenant.group_of(entry) if entry.entered is not None else None
         cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
         entry.add_wait(cause, max(0.0, entry.unaccounted(now)))
 
     def may_skip_queue(self, tenant_id: int) -> bool:
-        """Whether one more task of a tenant could start before any other: it has no limit, and
-        none of its tasks waits."""
+        """Whether a new task of a tenant would be its next: it has no limit, and no task waits."""
         limits = self._limits.get(tenant_id, UNKNOWN)
         tenant = self._tenants.get(tenant_id)
         return limits.max_running is None and (tenant is None or not tenant.waiting)
@@ -191,8 +189,7 @@ class FairQueue:
     # Workers ---------------------------------------------------------------------------------
 
     def match(self, now: float, most: int) -> list[Entry]:
-        """Return tasks that a waiting worker can run, each with the poll it was picked for; they
-        count as running from here on."""
+        """Return tasks for workers that wait, each with its poll; they count as running now."""
         self.workers.sweep(now)
         picked: list[Entry] = []
         for pool in self.workers.dirty():
@@ -277,8 +274,7 @@ class FairQueue:
     def _gate_turned(
         self, tenant_id: int, tenant: TenantShare, gate: RunningGate, now: float
     ) -> None:
-        """Review the groups behind a gate that opened or closed: they wait for something else
-        now."""
+        """Review the groups behind a gate that opened or closed."""
         for group in tenant.worker_groups.values():
             if group.gate is gate:
                 group.review(now)

@@ -64,10 +64,10 @@ class RunningGate:
 
 
 class KeyGate:
-    """A concurrency key: a task passes if fewer than its own limit are running under the key.
+    """A concurrency key: a task passes if fewer tasks than its own limit run under the key.
 
-    Of the tasks that wait under a key one per line (alike for who runs them) competes in the fair
-    queue at a time; the others wait here, so a blocked key costs nothing while it is blocked.
+    One waiting task per line (see `line_of`) competes in the fair queue at a time; the others wait
+    here, so a blocked key costs nothing while it is blocked.
     """
 
     __slots__ = ("_lines", "running")

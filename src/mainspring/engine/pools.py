@@ -90,8 +90,7 @@ class WorkerPool:
             heapify(self._turns)
 
     def next_group(self) -> Group | None:
-        """Return the group with the earliest deadline. Outdated turns are skipped, so that it
-        costs little however many groups there are."""
+        """Return the group with the earliest deadline. Outdated turns are skipped."""
         while self._turns:
             deadline, sequence, group = self._turns[0]
             valid = self.ready.get(group) == (deadline, sequence)
@@ -119,8 +118,7 @@ class WorkerPool:
 
 
 class WorkerDemand:
-    """All pools, and how much each worker session holds. `groups_of` returns the groups of a
-    tenant's tasks that need a worker."""
+    """All pools, and how much each worker holds. `groups_of` returns the groups of a tenant."""
 
     def __init__(self, there_for: float, groups_of: Callable[[int], Collection[Group]]) -> None:
         self._there_for = there_for
@@ -131,8 +129,7 @@ class WorkerDemand:
         self._holding: Counter[WorkerSession] = Counter()
         self._alone: set[WorkerSession] = set()
         self._polled: dict[WorkerSession, dict[WorkerPool, None]] = {}
-        """The pools in which each worker polled, the last one last: while it holds a task it counts
-        as one of theirs."""
+        """The pools in which each worker polled, the last one last: they are kept while it works."""
         self._remote_demand: list[RemoteDemand] = []
         self._swept = 0.0
 
@@ -157,8 +154,7 @@ class WorkerDemand:
             pool.polls.remove(poll)
 
     def disconnect(self, poll: Poll) -> None:
-        """Note that the worker of a poll went away. If no other of its pool waits, only what they
-        hold shows that there are others."""
+        """Note that the worker of a poll went away, perhaps the last one of its pool."""
         pool = self._pools.get(poll.session.tenant_id, {}).get(poll.offer)
         if pool is not None and all(other is poll for other in pool.polls):
             pool.seen = -inf
@@ -257,8 +253,7 @@ class WorkerDemand:
         self._dirty[pool] = None
 
     def next_poll(self, pool: WorkerPool, *, alone: bool) -> Poll | None:
-        """Return the poll whose turn it is, each worker one task at a time; None when no slot is
-        free."""
+        """Return the poll whose turn it is, one task at a time; None when no slot is free."""
         for _ in range(len(pool.polls)):
             poll = pool.polls[0]
             if poll.free <= 0:
@@ -270,8 +265,8 @@ class WorkerDemand:
         return None
 
     def presumes_started(self, poll: Poll) -> bool:
-        """Whether what was claimed for a poll counts as started without word of its worker: it
-        holds nothing else, as far as we know, and does not announce what it starts."""
+        """Whether what was claimed for a poll counts as started although its worker does not say
+        so: it holds nothing else, as far as we know, and never announces what it starts."""
         alone = poll.idle and not poll.shared and self._holding[poll.session] == 1
         return alone and not poll.announces
 

@@ -25,8 +25,7 @@ class RunningTask:
     confirmed: bool = True
     """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
     presumed_started: bool = False
-    """Whether it counts as started although its worker does not say so: one that never announces,
-    and got this task as its only one."""
+    """Whether it counts as started although its worker does not say so."""
     over: bool = False
     slot: bool = True
     """Whether it counts for limits and shares; for its key it always does."""
@@ -58,8 +57,7 @@ class RunningTasks:
         return [(t.tenant_id, t.id) for t in self if t.partition == partition]
 
     def expired_leases(self, now: float, limit: int = 2000) -> list[RunningTask]:
-        """Return leases of others that seem to have ended. Each is watched again a moment later
-        until it is removed."""
+        """Return leases of others that seem to have ended; each comes again until it is removed."""
         ended: list[RunningTask] = []
         while len(ended) < limit and (task := self._ends.pop_one(now)) is not None:
             if task.over:
@@ -138,8 +136,7 @@ class RunningTasks:
             self._ended_during = [other for other in self._ended_during if other is not ended]
 
     def note_end(self, task_id: UUID, fence: float = inf) -> None:
-        """Note that an execution is over for good, and not only looked after by another node now.
-        Without a fence: that the task is finished, and no other execution will come."""
+        """Note that an execution is over for good; without a fence, that the task is finished."""
         for ended in self._ended_during:
             ended[task_id] = max(fence, ended.get(task_id, fence))
 

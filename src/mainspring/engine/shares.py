@@ -85,8 +85,8 @@ class TenantShare:
         return group
 
     def drop_empty_groups(self) -> None:
-        """Make room for another group. The names of queues are free: once there are twice as many
-        as were in use, the empty ones go. Those in steady use are not made anew with each task."""
+        """Make room for another group, for the names of queues are free: once there are twice as
+        many as were in use, the empty ones go. Those in use are not made anew with each task."""
         if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._groups_kept):
             return
         for kept in (self.groups, self.worker_groups):

@@ -11,8 +11,8 @@ _MOST = 10_000
 
 
 class WaitHistory:
-    """A task leaves the window and comes back when it is edited or paused, when it makes room for
-    others, and when its claim is refused."""
+    """What tasks had waited for that left the window: they were edited or paused, had to make room
+    for others, or their claim was refused."""
 
     def __init__(self) -> None:
         self._left: OrderedDict[UUID, Entry] = OrderedDict()
@@ -44,8 +44,8 @@ class WaitHistory:
             self._left.popitem(last=False)
 
     def restore(self, entry: Entry, owned_since: float) -> None:
-        """Let a task that came into the window late go on with its account. What it waited for
-        before its partition was ours is unknown."""
+        """Give a task back its account. What it waited for before its partition was ours is
+        unknown."""
         row, known = entry.row, self._left.pop(entry.row.id, None)
         if known is not None and (known.row.due, known.row.fence) == (row.due, row.fence):
             entry.waited = known.waited

@@ -137,8 +137,7 @@ class Window:
         return entry is not None and entry.phase is Phase.CLAIMING
 
     def expired_in(self, partitions: Collection[int], now: float) -> list[tuple[int, UUID]]:
-        """Return what waits in partitions though its time is over, for comparing with the
-        database."""
+        """Return tasks that wait in partitions after their expiry, to compare with the database."""
         rows = (e.row for e in self if e.row.partition in partitions and expired(e, now))
         return [(row.tenant_id, row.id) for row in rows]
 

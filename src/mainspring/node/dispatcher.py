@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
-# How long a task rests that the database refused to start: it is not due there yet, or changed.
+# Seconds until a task that the database refused to start is read again.
 _REST = 0.01
 
 
@@ -50,9 +50,8 @@ class _ClaimQueue:
 
 
 class Dispatcher:
-    """Claims whenever something is due or a dispatch is requested, and never waits for the
-    database: every statement runs in a task of its own, few at a time, so that batches form by
-    themselves."""
+    """Claims whenever something is due or a dispatch is requested. It never waits for the database:
+    few statements run at a time, each in a task of its own, so that batches form by themselves."""
 
     def __init__(self, state: NodeState, store: EngineStore, recorder: Recorder) -> None:
         self._config = state.config
@@ -172,8 +171,8 @@ class Dispatcher:
             await self._look_again(refused)
 
     async def _look_again(self, refused: Sequence[tuple[int, UUID]]) -> None:
-        """Read again what the database refused to start: it has changed, or is not due yet by the
-        database's clock, which may have jumped back behind ours."""
+        """Read again what the database refused to start: it has changed, or is not due yet by its
+        clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
         with self._state.engine.running.reading():
@@ -187,7 +186,7 @@ class Dispatcher:
         crash_points.reach("claim.before_commit")
         lease = self._config.lease
         try:
-            # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
+            # What was picked keeps its place meanwhile: to read it would take a connection, too.
             executions = await until_answered(
                 lambda: self._store.claim(ownership, refs, worker=worker, lease=lease),
                 self._metrics,
@@ -234,8 +233,8 @@ class Dispatcher:
             self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Execution]) -> None:
-        """Also if an executor raises: what it has taken in it reports, and what it has not taken
-        would be ours for ever, with a lease that is extended and nobody at work."""
+        """Start executions, also if the executor raises: what it has not taken in would be ours for
+        ever, with a lease that is extended and nobody at work."""
         try:
             executor.start(batch)
         except Exception:
@@ -265,8 +264,7 @@ class Dispatcher:
                 executor.cancel(held.id, held.fence)
 
     def interrupt_workers(self, rows: Sequence[TaskRow]) -> None:
-        """Let workers hear before their next heartbeat which of these tasks were asked to
-        cancel."""
+        """Let workers hear at once which of these tasks were asked to cancel."""
         asked = {
             holder.session
             for row in rows

@@ -1,7 +1,7 @@
 """Eager leases: tasks that are leased to this node by the statement that creates or releases them.
 
-An offer says what may be leased, and keeps slots for it until it is ended: only of the slots beyond
-the half that nobody uses, so that nobody who queues has to wait because of it.
+An offer says what may be leased, and keeps slots for it until it is ended. Half of the slots are
+never offered, so that no queued task has to wait because of it.
 """
 
 import asyncio
@@ -54,8 +54,7 @@ class EagerLeases:
     reserved: int = field(default=0, init=False)
     """Slots that are kept for offers."""
     _unknown: dict[str, dict[UUID, NewTask]] = field(default_factory=dict, init=False)
-    """New tasks of which it is not known whether they were leased, by the worker they would be
-    leased to; their slots are kept."""
+    """New tasks that may have been leased or not, by the worker's name; their slots are kept."""
     _resolving: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class EagerLeases:
     # Steps that are released -----------------------------------------------------------------
 
     def offer_steps(self) -> StepLeaseOffer:
-        """Offer to run steps that a transaction releases; to be ended in any case."""
+        """Offer to run steps that a transaction releases; `end_steps` must follow."""
         most = min(_MOST_STEPS, self._spare_slots)
         if most <= 0:
             return NO_STEP_LEASES
@@ -80,8 +79,8 @@ class EagerLeases:
     # Tasks that are created ------------------------------------------------------------------
 
     def offer_tasks(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        """Offer to run new tasks; to be ended in any case. They go before nobody: no task of their
-        tenant waits, and where slots are short the most urgent get them."""
+        """Offer to run new tasks; `end_tasks` must follow. No task of their tenant waits, and where
+        slots are short the most urgent get them."""
         # What is due is for the database to say; our clock may be a little slow.
         spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
         free: dict[tuple[int, str], bool] = {}
@@ -104,7 +103,7 @@ class EagerLeases:
         return EagerLeaseOffer({t.id: t for t in chosen}, self._state.worker, self._config.lease)
 
     def end_tasks(self, offer: EagerLeaseOffer, leased: Sequence[EagerLease] | None) -> None:
-        """Start what was leased. None: nobody knows, for the answer was lost."""
+        """Start what was leased; None when that is not known, for the answer was lost."""
         if not offer.tasks:
             return
         if leased is None:
@@ -121,8 +120,8 @@ class EagerLeases:
             self._take_unknown(worker, tasks)
 
     async def _resolve_unknown(self) -> None:
-        """Start what was leased after all, and tell the engine about what was not. One question for
-        all of it, however many answers get lost while the database is away."""
+        """Start what was leased after all, and tell the engine about what was not. All of it is
+        asked at once, however many answers get lost while the database is away."""
         while self._unknown:
             worker, unknown = next(iter(self._unknown.items()))
             tasks = dict(unknown)
@@ -149,14 +148,14 @@ class EagerLeases:
         self._free(taken)
 
     def _free(self, tasks: Mapping[UUID, NewTask]) -> None:
-        """Free the slots that were kept for these: whoever waits may take them."""
+        """Free the slots that were kept for these tasks."""
         self.reserved -= len(tasks)
         self._state.engine.unreserve(task.tenant_id for task in tasks.values())
         self._state.request_dispatch()
 
     @property
     def _spare_slots(self) -> int:
-        """Slots beyond the half that is kept for whoever queues."""
+        """Slots beyond the half that is kept for queued tasks."""
         return 0 if self._slots.closed else self._slots.free_slots - self._config.slots // 2
 
     def _may_start(self, tenant_id: int, capability: str) -> bool:

@@ -29,10 +29,8 @@ Job = Callable[[], Awaitable[object]]
 
 @dataclass(eq=False)
 class Housekeeper:
-    """Tidies up every minute if the duty is ours, and always keeps an eye on the planner.
-
-    To retire old history is a duty of its own: to archive it may take long, and all else goes on.
-    """
+    """Runs the jobs of the duties that are ours, each duty in a loop of its own: to archive history
+    may take long, and all else goes on. Every node watches the statistics of tables."""
 
     _state: NodeState
     _house: HousekeepingStore

@@ -22,8 +22,8 @@ _EXTEND_BATCH = 500
 
 @dataclass(eq=False)
 class LeaseMaintenance:
-    """Two duties that do not wait for each other: to end a lease of a step takes a look at its
-    run, which another may hold for long, and meanwhile our own leases would end."""
+    """Extends our leases and ends those of others, side by side: to end a lease of a step takes the
+    lock of its run, which another may hold for long, and meanwhile our own leases would end."""
 
     _state: NodeState
     _store: EngineStore
@@ -37,7 +37,7 @@ class LeaseMaintenance:
     _expiring: asyncio.Task[None] | None = field(default=None, init=False)
 
     def next_turn(self) -> float | None:
-        """When there is something to extend, by the steady clock; not while that is under way."""
+        """Return when to extend, by the steady clock; None while that is under way."""
         return self._state.engine.leases.next_extension() if _is_over(self._extending) else None
 
     def turn(self) -> None:
@@ -93,7 +93,7 @@ class LeaseMaintenance:
         count_crash: Sequence[UUID],
         presumed: Sequence[UUID],
     ) -> None:
-        """Steps whose runs have to hear of it are not ended with the others."""
+        """End leases of steps that the others' statement leaves out: their runs must hear of it."""
         unheard = [
             TaskRef(row.tenant_id, row.id, row.fence)
             for row in (await self._look_at(tasks)).rows
@@ -112,9 +112,8 @@ class LeaseMaintenance:
         self._cancel(self._state.apply(seen.rows, seen.gone))
 
     def _end_polls(self, lost: Iterable[RunningTask]) -> None:
-        """End the polls of workers that lost tasks: one that was silent until its lease ended may
-        be frozen, with a poll that is still open: what it lost must not come back to it unless it
-        asks again. To be called before the engine hears that the tasks wait."""
+        """End the polls of workers that lost tasks, before the engine hears that the tasks wait: a
+        silent worker may be frozen with an open poll, and must not get them back unasked."""
         self._interrupt_polls({task.holder.session for task in lost if task.holder is not None})
 
     def _count_losses(

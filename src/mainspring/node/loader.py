@@ -35,8 +35,8 @@ class Loader:
     _partition_loader: PartitionLoader
     _jobs: PeriodicJobs = field(init=False)
     _heard: tuple[UUID, list[int]] = field(init=False)
-    """Wake rows of which the engine has heard: they may go. Not under another id of the node:
-    in a database that was set back, these numbers are given to others."""
+    """The node's id, and the wake rows that the engine has heard of under it: they may go. Under
+    another id the database may have been set back, and their numbers be given to others."""
     _read_until: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +60,8 @@ class Loader:
             await jobs.wait()
 
     async def _advance_horizon(self) -> None:
-        """Look further ahead. The engine wants the new stretch before it is read: what is written
-        meanwhile reaches it one way or the other."""
+        """Look further ahead. The engine accepts the new stretch before it is read, so that what is
+        written meanwhile reaches it."""
         wanted = self._state.clock.now() + self._state.config.look_ahead
         if wanted - self._read_until < self._state.config.look_ahead / 4:
             return

@@ -26,13 +26,11 @@ _AHEAD = 1.0
 _BATCHES = 10
 _WATCH_EVERY = 5.0
 _REST = 0.02
-"""How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
-it is not due yet by the database's clock."""
+"""Seconds until undecided schedules are looked at again: they are being changed, or not due yet."""
 _ASIDE = 30.0
 _RETIME_CHUNK = 1000
 _MOST_TOLD = 100
-"""How many overdue schedules are told of at a look: after an outage all schedules of an
-installation stand still for a moment."""
+"""Maximum of overdue schedules that are reported at a look: after an outage all of them may be."""
 
 
 @dataclass(eq=False)
@@ -131,8 +129,8 @@ class Materializer:
             await self._schedules.tell_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
-        """Compute next times anew after a change of the tz database. Again and again: a node of an
-        older version may have computed something meanwhile."""
+        """Compute next times anew after a change of the tz database, repeatedly: a node of an older
+        version may have computed some meanwhile."""
         while count := await self._schedules.retime(partitions, limit=_RETIME_CHUNK):
             log.info(
                 "computed next times anew",

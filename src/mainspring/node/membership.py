@@ -1,7 +1,7 @@
-"""Membership: being alive, owning partitions, taking over from the dead, making room for the new.
+"""Membership in the cluster: heartbeats, ownership of partitions, takeover and handover.
 
-Heartbeats have a loop and a connection of their own, so that no other work can delay them, not even
-that of moving partitions. Every beat also measures the database's clock.
+Heartbeats have a loop and a connection of their own, so that nothing delays them, not even moving
+partitions. Every heartbeat also measures the database's clock.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Membership:
         self._balance_connection = _Connection(self._connect)
 
     def hint(self) -> None:
-        """Somebody came, went or gave something away: look now."""
+        """Look now: a node came, went or handed partitions over."""
         self._moved.set()
 
     async def join(self, url: str | None) -> None:
@@ -123,8 +123,8 @@ class Membership:
             )
 
     async def _rejoin(self, cluster: ClusterStore) -> None:
-        """We were declared dead, or the database is not the one that we knew: it was restarted,
-        restored or replaced, and what we believe may never have been. Start again as a new node."""
+        """Start again as a new node. This one was declared dead, or the database was restarted,
+        restored or replaced, and what we know of it may no longer be true."""
         former = self._state.node_id
         log.warning("no longer a member", action="node.fenced", node=str(former))
         self._state.metrics.node_fenced.inc()

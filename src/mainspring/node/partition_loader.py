@@ -34,8 +34,7 @@ class PartitionLoader:
         self._dispatcher = dispatcher
         self._jobs = PeriodicJobs(state, state.partitions_wanted)
         self._to_load: dict[int, object] = {}
-        """In order; each with a token of its own, so that a read that began before it was wanted
-        anew does not count."""
+        """Partitions to load, in order, each with a token: a read under an older one is void."""
         self._chunk = _CHUNK
         self._maybe_changed: dict[int, float] = {}
         self._reload_next: list[int] = []
@@ -57,8 +56,7 @@ class PartitionLoader:
         return bool(self._to_load)
 
     def mark_maybe_changed(self, partitions: Collection[int], until: float) -> None:
-        """Note that until then tasks in these may expire without the engine being told: a statement
-        whose answer was lost may come late."""
+        """Note that until then a statement whose answer was lost may expire tasks in these."""
         self._maybe_changed.update(dict.fromkeys(partitions, until))
 
     async def run(self) -> None:
@@ -88,8 +86,8 @@ class PartitionLoader:
         return rows
 
     async def _load_windows(self) -> None:
-        """Begin to act for some partitions. The rest has its turn after all else: the first can
-        start tasks, and streams are filled again, meanwhile."""
+        """Begin to act for some partitions. The rest comes after all other jobs: meanwhile tasks of
+        the first start, and streams are refilled."""
         state = self._state
         for partition in state.stale_partitions & state.engine.partitions:
             self._to_load[partition] = object()

@@ -49,8 +49,8 @@ class _Asked:
 
 @dataclass(eq=False)
 class Recorder:
-    """A queue of reports and a few writers. While the writers are busy the queue grows into the
-    next batch, so batches are large exactly when that pays."""
+    """A queue of reports and a few writers. While they are busy it grows into the next batch, so
+    batches are large exactly when that pays."""
 
     _state: NodeState
     _store: EngineStore
@@ -76,8 +76,8 @@ class Recorder:
         self._filled.set()
 
     async def record(self, reports: Sequence[Report]) -> list[bool]:
-        """Take reports from outside the node and wait until they are written, together with
-        whatever else is; whether each was accepted. Of one execution the first report is."""
+        """Take reports from outside the node and wait until they are written. Return whether each
+        was accepted; of one execution only the first report is."""
         if not reports:
             return []
         names = [(report.execution.id, report.execution.fence) for report in reports]
@@ -92,8 +92,7 @@ class Recorder:
     async def expire_step_leases(
         self, held: Sequence[TaskRef], count_crash: Collection[UUID], presumed: Collection[UUID]
     ) -> None:
-        """End steps that are lost, because they were asked to cancel or kill every worker: their
-        runs move on."""
+        """End lost steps that were asked to cancel or killed workers, and advance their runs."""
         ownership, now = self._state.ownership(), self._state.clock.now()
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
@@ -186,8 +185,8 @@ class Recorder:
     async def _record_retries(
         self, retries: Sequence[RetryLater]
     ) -> tuple[set[UUID], list[Finish]]:
-        """Schedule tasks again. Return which, and the ends of those that somebody asked to cancel:
-        these are yet to be written, and until then they count as running."""
+        """Schedule tasks again. Return which, and the ends, yet to be written, of those that were
+        asked to cancel."""
         rows, unwritten = await self._retry(retries)
         crash_points.reach("retry.committed")
         now = self._state.clock.now()
@@ -233,8 +232,7 @@ class Recorder:
         return results
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Do the same for steps, whose runs move on with it: on the fast path where that will
-        do."""
+        """Write ends of steps and advance their runs, on the fast path where that will do."""
         try:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
@@ -265,8 +263,8 @@ class Recorder:
     async def _finish_with_care(
         self, finishes: Sequence[Finish], *, maybe_changed: bool = False
     ) -> set[UUID]:
-        """An answer that was lost may have released others, of which nobody told the engine: then
-        all is looked at again."""
+        """Write ends of steps. If an answer is lost, steps may have been released without word to
+        the engine: then all is read again."""
 
         async def write(part: Sequence[Finish]) -> set[UUID]:
             nonlocal maybe_changed
@@ -319,8 +317,8 @@ class Recorder:
 
 
 def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
-    """The same reports such that no statement sees a task twice: it would let both through. Of one
-    execution the first report counts; that of another execution of the task has to wait for it."""
+    """Yield the reports such that no statement sees a task twice: it would accept both. Of one
+    execution the first report counts; another execution of the task comes in a later statement."""
     while reports:
         first: dict[UUID, Report] = {}
         later = []
@@ -343,8 +341,8 @@ def _failure_instead(end: Finish, error: Exception) -> Finish | None:
 
 
 def _is_given_up(report: Report, error: Exception) -> bool:
-    """Whether nothing of it can be written: it was refused before, and what could be to blame was
-    taken out of it. Its lease will end, and the task is retried."""
+    """Whether a report was refused a second time, without the texts that could be to blame. Its
+    lease will end, and the task is retried."""
     if report.error is None or report.error.code != _UNSTORABLE:
         return False
     task = str(report.execution.id)

@@ -24,8 +24,7 @@ async def until_answered(
     metrics: Metrics,
     retry_on: type[StoreUnavailable] = StoreUnavailable,
 ) -> T:
-    """Ask the database until it answers. What may be asked only once is asked again after
-    `NothingSent` alone."""
+    """Ask the database until it answers; with `NothingSent`, only while nothing was sent."""
     while True:
         try:
             return await ask()
@@ -64,8 +63,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
 
 
 class PeriodicJobs:
-    """Jobs of one loop, each in its own time, and none at another's expense. `wanted` ends the
-    loop's wait."""
+    """The jobs of one loop, each with its own interval. `wanted` ends the loop's wait."""
 
     def __init__(self, state: NodeState, wanted: asyncio.Event) -> None:
         self._state = state
@@ -118,8 +116,8 @@ async def write_in_parts(
     refused: Callable[[T, Exception], Awaitable[None]],
     errors: _Errors = REFUSED,
 ) -> None:
-    """Write a batch; if it is refused, its halves, so that a bad member holds up no other. One that
-    is refused alone is for `refused`."""
+    """Write a batch; if it is refused, its halves, so that a bad item holds up no other. An item
+    that is refused alone goes to `refused`."""
     try:
         await write(items)
     except StoreUnavailable:

@@ -166,8 +166,7 @@ class RunStarter:
             pass
 
     async def _start_some(self) -> bool:
-        """Begin a few side by side; whether more wait. Only a few, so that the ends of other runs
-        are noticed in between."""
+        """Begin a few runs, so that ends are noticed in between. Return whether more wait."""
         taken = self._to_start.take(_AT_ONCE)
         came = await asyncio.gather(*map(self._begin, taken), return_exceptions=True)
         if taken:

@@ -124,8 +124,7 @@ class Announcer:
     _signals: Signals
 
     def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
-        """Announce new or changed tasks, and the partitions that have wake rows; in those of others
-        there are some for the rows, too."""
+        """Announce new or changed tasks, and the partitions that have other wake rows."""
         ours = self._state.engine.partitions
         mine = [row for row in rows if row.partition in ours]
         self._state.engine.update(mine, self._state.clock.now())
@@ -136,8 +135,7 @@ class Announcer:
             self._signals.wake_owners(elsewhere)
 
     def announce_runs(self, moved: Moved) -> None:
-        """Announce and count what a transaction did to runs of workflows. Steps with an eager lease
-        are known to the engine already."""
+        """Announce and count what a transaction did to runs; eager leases are known already."""
         for state, count in moved.ended.items():
             self._state.metrics.workflow_runs_finished.labels(state).inc(count)
         self._state.metrics.steps_released.inc(len(moved.rows))

@@ -51,21 +51,19 @@ class NodeState:
         return Ownership(self.node_id, self.epoch, self.engine.partitions)
 
     def on_new_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call this when what was read from the database may never have been. What is remembered
-        under the node's id needs no call: it is another one then."""
+        """Call this when the node gets a new id: what was read before may never have been."""
         self._forgetting.append(forget)
 
     def renew(self) -> None:
-        """Become a new incarnation, after the old one was declared dead or the database was
-        restarted, restored or replaced."""
+        """Become a new node: this one was declared dead, or the database is another one."""
         self.node_id, self.epoch = uuid4(), 0
         self.load_wanted.set()
         for forget in self._forgetting:
             forget()
 
     def apply(self, rows: Sequence[TaskRow], gone: Sequence[UUID] = ()) -> list[HeldLease]:
-        """Pass on to the engine what was read: tasks, and which of them are finished. Return the
-        executions of ours that have to be cancelled."""
+        """Tell the engine which tasks were read and which are finished. Return our executions that
+        have to be cancelled."""
         now = self.clock.now()
         self.request_dispatch()
         return self.engine.update(rows, now) + self.engine.remove(gone, now)

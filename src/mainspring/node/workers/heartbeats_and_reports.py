@@ -163,8 +163,8 @@ class WorkerReports:
         said: Sequence[WorkerReport],
         known: Sequence[_KnownLease | None],
     ) -> dict[int, tuple[Execution, bool]]:
-        """Return the executions of reports, by their index, and whether each was asked to cancel;
-        those that the database does not have are left out."""
+        """Return the executions of reports that exist, by the report's index, and whether each was
+        asked to cancel."""
         found: dict[int, tuple[Execution, bool]] = {}
         others: dict[int, tuple[UUID, int]] = {}
         for index, (one, lease) in enumerate(zip(said, known, strict=True)):
@@ -205,8 +205,7 @@ class WorkerReports:
     async def _judge(
         self, tenant_id: int, said: Sequence[WorkerReport]
     ) -> dict[tuple[UUID, int, str], Verdict]:
-        """Return the verdicts about reports that were not recorded now, by task, fence and
-        outcome."""
+        """Return verdicts about reports that were not recorded, by task, fence and outcome."""
         verdicts: dict[tuple[UUID, int, str], Verdict] = {}
         executions = [(one.id, one.fence, one.outcome) for one in said]
         for judged in await self._store.judge(tenant_id, executions):

@@ -97,8 +97,7 @@ class LeaseService:
         self._leased: dict[UUID, LeasedTask] = {}
         """Tasks between their claim and their hand-out."""
         self._unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
-        """What each worker was answered and did not mention yet: should an answer be lost, it gets
-        it again."""
+        """Leases that each worker was given and did not confirm yet: an answer may be lost."""
         state.metrics.polls_waiting.set_function(lambda: len(self._waiting))
         state.metrics.worker_held.set_function(
             lambda: sum(state.engine.running.by_worker().values())
@@ -253,9 +252,9 @@ class LeaseService:
             self._background_tasks.start(self._reconsider(waiting))
 
     async def _reconsider(self, waiting: _OpenPoll) -> None:
-        """Everything that was picked for a poll was refused: it waits on, unless its worker is not
-        the one that goes by its name. Then it was replaced, or the database was set back to before
-        it began: if it is there, it asks again, and hears which of the two it is."""
+        """Let a poll wait on whose claims were all refused, unless its worker is not the current one
+        of its name: it was replaced, or the database was set back to before it began. Then its poll
+        ends, and it hears which of the two it is when it asks again."""
         holder = waiting.poll.session
         current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
@@ -272,8 +271,8 @@ class LeaseService:
         self._remote.interrupt_polls(holders)
 
     def interrupt_local_polls(self, holders: Collection[WorkerSession]) -> None:
-        """An answer that is empty too soon makes a worker ask about what it holds. One that
-        is frozen does not ask, and gets nothing more."""
+        """Answer polls before their time: it makes workers ask about what they hold. One that is
+        frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
             if waiting.poll.here and waiting.poll.session in holders:
                 self._end_poll(waiting)
@@ -293,8 +292,8 @@ class LeaseService:
         return {*(poll.kind for poll in self.polls()), *self._registry.kinds()}
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
-        """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
-        of them: so at once if there are none."""
+        """Claim tasks for a worker of another node, which keeps its slots until it gets an answer:
+        so at once if there are none."""
         engine, now = self._state.engine, self._state.clock.now()
         if self._closed or not engine.workers.has_tasks_for(
             grant.holder.tenant_id, grant.offer, now
@@ -310,8 +309,7 @@ class LeaseService:
     async def claimed_elsewhere(
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
     ) -> None:
-        """Take in what another node claimed for so many slots of a poll that waits here, or did
-        until now: that node is done with it."""
+        """Take in what another node claimed for some slots of a poll that waits here, or did."""
         tenant_id = poll.session.tenant_id
         leased: Sequence[LeasedTask] = ()
         try:
@@ -339,8 +337,8 @@ class LeaseService:
         self.replaced(holder)
 
     def replaced(self, current: WorkerSession) -> None:
-        """A worker's process began: nobody waits any more for the ones before it, and what they
-        hold in our partitions is free."""
+        """Note that a worker's process began: end the polls of those before it, and their leases in
+        our partitions."""
         self._registry.replaced(current)
         for waiting in list(self._waiting.values()):
             holder = waiting.poll.session

@@ -83,8 +83,7 @@ class WorkerRestarted(Struct, tag=True):
 
 
 class InterruptPolls(Struct, tag=True):
-    """Executions of these workers were asked to cancel, or were lost because they were silent: let
-    them ask."""
+    """Executions of these workers were cancelled, or lost by their silence: let them ask."""
 
     holders: list[WorkerSession]
 

@@ -75,8 +75,7 @@ class WorkerRegistry:
     async def admit(
         self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
     ) -> None:
-        """Admit a worker that asks for tasks. Raise Conflict when another process has taken its
-        name."""
+        """Admit a worker that asks for tasks; Conflict when another process has taken its name."""
         known = self._entry_of(holder)
         if known is None:
             if not await self._workers.register(*holder, offer, about):

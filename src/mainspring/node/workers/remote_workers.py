@@ -115,8 +115,8 @@ class RemoteWorkers:
         return {"forwarding": self._keep_announcing, **self._post.loops()}
 
     def _share(self, poll: Poll, kind: Kind, demand: dict[UUID, int]) -> None:
-        """Each caller gets its part of the slots, and so do our own partitions; where there are
-        fewer slots than that, they take turns."""
+        """Grant each node with tasks, and our own partitions, a part of the slots; where there are
+        fewer slots than nodes, they take turns."""
         part = poll.free // (len(demand) + 1)
         if part:
             for node, tasks in demand.items():
