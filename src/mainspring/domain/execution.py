@@ -96,7 +96,7 @@ def believed(
 
 
 def cannot_be_read(execution: Execution, now: float) -> Report:
-    """Return the failure of an execution whose spec cannot be read: to retry it is of no use."""
+    """Return the failure of an execution whose spec cannot be read: a retry is of no use."""
     error = TaskError("bad-spec", f"the task's spec cannot be read: {execution.unreadable}")
     return released(execution, now)._replace(outcome=Outcome.FAILED, error=error, retryable=False)
 

@@ -24,7 +24,7 @@ def partition_of(tenant_id: int, task_id: UUID, concurrency_key: str | None, spr
 
 
 def preferred_owner(partition: int, nodes: Sequence[UUID]) -> UUID:
-    """Rendezvous hashing: when a node comes or goes, only its own share of partitions moves."""
+    """Return the owner by rendezvous hashing: only the share of a node that comes or goes moves."""
     return max(nodes, key=lambda node: sha256(f"{partition}:{node}".encode()).digest())
 
 

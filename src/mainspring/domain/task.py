@@ -107,7 +107,7 @@ _DEFAULTS: dict[type, dict[str, Any]] = {
 
 
 def _changed(part: object) -> dict[str, Any]:
-    """The fields of a part of a spec that are not at their defaults, and so within them."""
+    """Return the fields of a part of a spec that are not at their defaults, recursively."""
     return {
         name: _changed(given) if type(given) in _DEFAULTS else given
         for name, default in _DEFAULTS[type(part)].items()

@@ -25,7 +25,7 @@ def url_problem(url: str) -> str | None:
 
 
 def _parts_problem(parts: SplitResult) -> str | None:
-    """ValueError: the port is no number that a port can have."""
+    """Raise ValueError when the port is no number that a port can have."""
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "is not an absolute http or https URL with a host"
     if "@" in parts.netloc:

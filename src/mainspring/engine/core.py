@@ -39,7 +39,7 @@ class EngineSettings(NamedTuple):
     stream_cap: int = 256
     tenant_cap: int = 1024
     there_for: float = THERE_FOR
-    """How long workers are believed to be there that are not heard of."""
+    """Seconds for which workers count as present after they were last heard of."""
 
 
 class Engine:
@@ -62,14 +62,14 @@ class Engine:
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._given_up: dict[Entry, None] = {}
-        """What was being claimed when its partition was given up: it counts until that is over."""
+        """Tasks being claimed when their partition was given up: they count until that is over."""
         self.window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
         self.running = RunningTasks()
         self.leases = HeldLeases(settings.lease)
         self.workers = self._queue.workers
         self.waits = WaitHistory()
         self.horizon = 0.0
-        """Tasks due by then are wanted; later ones are loaded when their time comes nearer."""
+        """Tasks due by then are taken in; later ones are loaded when their time comes nearer."""
 
     # Partitions ------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Engine:
         return min(known) if known else None
 
     def situation(self, row: TaskRow, now: float) -> Situation:
-        """Return what surrounds a task, for `explain`: of others' tasks we know little."""
+        """Return what surrounds a task, for `explain`; little is known of tasks of other owners."""
         around = Situation()
         if self._needs_worker(row.capability):
             pools = self.workers.pools_for(row.tenant_id, row.queue, row.capability)

@@ -254,7 +254,7 @@ class FairQueue:
         return () if tenant is None else tenant.worker_groups.values()
 
     def _add_ready(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """Let a task compete from now on."""
+        """Let a task compete."""
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)

@@ -129,7 +129,7 @@ class WorkerDemand:
         self._holding: Counter[WorkerSession] = Counter()
         self._alone: set[WorkerSession] = set()
         self._polled: dict[WorkerSession, dict[WorkerPool, None]] = {}
-        """The pools in which each worker polled, the last one last: they are kept while it works."""
+        """The pools in which each worker polled, the last one last; kept while it has a task."""
         self._remote_demand: list[RemoteDemand] = []
         self._swept = 0.0
 
@@ -147,7 +147,7 @@ class WorkerDemand:
             del polled[next(iter(polled))]
 
     def close(self, poll: Poll) -> None:
-        """Give a poll nothing more; what is in flight for it still comes."""
+        """Give a poll nothing more; claims in flight for it still count."""
         poll.free = 0
         pool = self._pools.get(poll.session.tenant_id, {}).get(poll.offer)
         if pool is not None and poll in pool.polls:
@@ -160,7 +160,7 @@ class WorkerDemand:
             pool.seen = -inf
 
     def touch(self, tenant_id: int, offer: Offer, now: float) -> WorkerPool:
-        """Note that there is a worker that offers this, if only a busy one."""
+        """Note that there is a worker with this offer, idle or busy."""
         pool = self._pools.setdefault(tenant_id, {}).get(offer)
         if pool is None:
             pool = self._pools[tenant_id][offer] = WorkerPool(tenant_id, offer)
@@ -224,7 +224,7 @@ class WorkerDemand:
                 group.review(now)
 
     def task_added(self, group: Group) -> None:
-        """Look at a group again, which has another task."""
+        """Look at a group again that has another task."""
         for pool in group.pools:
             pool.enqueue(group)
             if pool.polls or pool.remote_nodes:
@@ -243,7 +243,7 @@ class WorkerDemand:
     # Matching --------------------------------------------------------------------------------
 
     def dirty(self) -> Iterator[WorkerPool]:
-        """Take the pools where something may match, each once."""
+        """Iterate over the pools where something may match, and take them off the list."""
         while self._dirty:
             pool = next(iter(self._dirty))
             del self._dirty[pool]

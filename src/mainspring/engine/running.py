@@ -32,7 +32,7 @@ class RunningTask:
 
 
 class RunningTasks:
-    """What is running in the partitions we own. When a lease ends, somebody must look."""
+    """The running tasks of our partitions."""
 
     # The lease is judged by the database; asking a moment late spares a useless question.
     _MARGIN = 0.05

@@ -26,7 +26,7 @@ class WaitHistory:
         return len(self._ended)
 
     def peek_ended(self, most: int) -> list[EndedWaiting]:
-        """Return some of them; call `discard_ended` once they are written."""
+        """Return some ended tasks; call `discard_ended` once they are written."""
         return [self._ended[n] for n in range(min(most, len(self._ended)))]
 
     def discard_ended(self, count: int) -> None:
@@ -55,7 +55,7 @@ class WaitHistory:
             entry.add_wait(Cause.UNATTRIBUTED, before_us)
 
     def end(self, task_id: UUID) -> None:
-        """Queue the account of a finished task: whoever ended it while it waited had none."""
+        """Queue the account of a finished task, to be recorded: it may have ended without one."""
         known = self._left.pop(task_id, None)
         if known is not None and known.waited is not None:
             waited = {cause.value: round(seconds, 6) for cause, seconds in known.waited.items()}

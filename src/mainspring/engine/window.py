@@ -159,7 +159,7 @@ class Window:
         return entry
 
     def displaced(self) -> list[Entry]:
-        """Return what had to make room since the last time: it is removed here already."""
+        """Return tasks that had to make room since the last call: they are removed already."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
@@ -180,14 +180,14 @@ class Window:
         return any(limited.loading or limited.turned_away is not None for limited in found)
 
     def remove(self, entry: Entry) -> None:
-        """Let a task go; its stream, or its tenant, may run low by that."""
+        """Remove a task; its stream, or its tenant, may run low by that."""
         del self._entries[entry.row.id]
         stream = self._streams[entry.stream]
         del stream.held[entry.row.id]
         self._review(stream)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
-        """Remove everything of some partitions, and return it."""
+        """Remove and return the tasks of some partitions."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
@@ -204,7 +204,7 @@ class Window:
         return bool(self._low)
 
     def refills(self) -> list[Refill]:
-        """Return what to load now. Each must be ended by `refilled` or `not_refilled`."""
+        """Return what to load now. `refilled` or `not_refilled` must follow for each."""
         wanted = []
         for found in self._low:
             if not found.wants_more:

@@ -61,7 +61,7 @@ class Deadlines:
                 self._announcer.announce_runs(moved)
 
     async def _expire(self, ownership: Ownership, leaving: Sequence[Ended]) -> None:
-        """Expire steps; all those of a run together."""
+        """Expire steps, those of a run together."""
         runs: dict[UUID, list[Ended]] = {}
         for end in leaving:
             runs.setdefault(end.run_id, []).append(end)
@@ -78,5 +78,5 @@ class Deadlines:
 
 
 def _log_refused(run_id: UUID) -> None:
-    """Within an except: this run stays as it is."""
+    """Log the exception at hand: this run stays as it is."""
     log.exception("a run cannot be ended", action="deadline.refused", run=str(run_id))

@@ -37,7 +37,7 @@ _REST = 0.01
 
 @dataclass(slots=True)
 class _ClaimQueue:
-    """Claims of one kind: few at a time."""
+    """The claims in flight of one kind: few at a time."""
 
     lease: Callable[[Sequence[Entry]], Awaitable[list[Execution]]]
     hand_out: Callable[[Sequence[Entry], Sequence[Execution]], None]
@@ -54,20 +54,19 @@ class Dispatcher:
     few statements run at a time, each in a task of its own, so that batches form by themselves."""
 
     def __init__(self, state: NodeState, store: EngineStore, recorder: Recorder) -> None:
-        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = state.metrics
+        self._config, self._metrics = state.config, state.metrics
         self._executors: list[Executor] = []
         self._own = _ClaimQueue(self._lease, self._hand_out)
         self._for_workers: _ClaimQueue | None = None
         self._lease_service: LeaseService | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
+        self.closed = False
         self.lease_maintenance = LeaseMaintenance(
             state, store, recorder, self.cancel, self.interrupt_polls
         )
-        self.closed = False
         self.eager_leases = EagerLeases(state, store, self)
         recorder.eager_leases = self.eager_leases
 
@@ -209,7 +208,7 @@ class Dispatcher:
         crash_points.reach("claim.handed_out")
 
     def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
-        """Give leased tasks to executors. What may not begin any more goes back."""
+        """Give leased tasks to executors, and release what may not start any more."""
         now = self._state.clock.now()
         back: list[Execution] = []
         unreadable: list[Execution] = []
@@ -273,6 +272,6 @@ class Dispatcher:
         self.interrupt_polls(asked)
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Let these workers ask again at once."""
+        """Answer the polls of these workers, so that they ask again at once."""
         if holders and self._lease_service is not None:
             self._lease_service.interrupt_polls(holders)

@@ -72,7 +72,6 @@ class EagerLeases:
         return StepLeaseOffer(most, self._state.worker, self._config.lease)
 
     def end_steps(self, offer: StepLeaseOffer, leased: Sequence[EagerLease]) -> None:
-        """Start what was leased; what cannot start any more is released."""
         self.reserved -= offer.most
         self._start(leased)
 
@@ -115,7 +114,7 @@ class EagerLeases:
         self._start(leased)
 
     def forget(self, tasks: Sequence[UUID]) -> None:
-        """Note that these were claimed: they were not leased eagerly."""
+        """Note that these tasks were claimed: they were not leased eagerly."""
         for worker in list(self._unknown):
             self._take_unknown(worker, tasks)
 

@@ -50,7 +50,7 @@ class Housekeeper:
             log.info("the duty will pass on by itself", action="house.kept_duty")
 
     async def tidy(self) -> None:
-        """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
+        """Run a round of jobs, if the duty is ours; one that fails does not stop the others."""
         if not await self._holds(_TIDYING):
             return
         config, ledger = self._state.config, self._house.ledger
@@ -76,11 +76,11 @@ class Housekeeper:
             await _attempt(name, job)
 
     async def retire(self) -> None:
-        """Take old history out, if that is ours to do: two nodes must not archive the same."""
+        """Retire old history, if the duty is ours: two nodes must not archive the same."""
         await self._while_held(_RETIRING, self._retire)
 
     async def _while_held(self, duty: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do work that takes long, if it is ours to do and for as long as it is."""
+        """Do work that takes long, for as long as its duty is ours."""
         if not await self._holds(duty):
             return
         working = asyncio.create_task(work())
@@ -101,7 +101,7 @@ class Housekeeper:
         await _log_round("retired old decisions", decisions)
 
     async def build_indexes(self) -> None:
-        """Build indexes that an upgrade declared, if that is ours to do."""
+        """Build indexes that an upgrade declared, if the duty is ours."""
         await self._while_held(
             _INDEXING,
             lambda: _log_round("built indexes of history", self._house.build_indexes()),
@@ -111,14 +111,14 @@ class Housekeeper:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
 
     async def _still_holds(self, duty: str) -> bool:
-        """Asked at a third of the lease; an answer that fails to come twice can wait."""
+        """Ask twice: without an answer the duty counts as lost."""
         for _ in range(2):
             with suppress(StoreUnavailable):
                 return await self._holds(duty)
         return False
 
     async def _watch(self) -> None:
-        """The database looks at its tables once a minute; a burst is over by then."""
+        """Let the planner know of a burst, which is over when autovacuum looks, once a minute."""
         with suppress(StoreUnavailable):  # others tell of it, and less often
             if await self._house.analyze_if_grown():
                 log.info("told the planner of many new tasks", action="house.planner_told")

@@ -41,7 +41,7 @@ class LeaseMaintenance:
         return self._state.engine.leases.next_extension() if _is_over(self._extending) else None
 
     def turn(self) -> None:
-        """Begin what is to be done now."""
+        """Begin to extend and to end what is due."""
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
         if due := engine.leases.due_for_extension(self._state.clock.steady(), batch):

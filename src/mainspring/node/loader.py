@@ -26,7 +26,7 @@ _EXPIRE_EVERY = 1.0
 
 @dataclass(eq=False)
 class Loader:
-    """Reads what is new, and tells the engine."""
+    """Reads what is new or changed, and tells the engine."""
 
     _state: NodeState
     _store: EngineStore
@@ -112,7 +112,7 @@ class Loader:
         self._state.request_dispatch()
 
     async def _record_waits(self) -> None:
-        """Record what ended tasks had waited for: whoever ended them may not have known it."""
+        """Record what tasks had waited for that ended while they waited."""
         waits = self._state.engine.waits
         ended = waits.peek_ended(_EXPIRED_AT_ONCE)
         await self._store.explain_ends(ended)

@@ -35,7 +35,7 @@ _MOST_TOLD = 100
 
 @dataclass(eq=False)
 class Materializer:
-    """One loop: look, wait for the time, decide."""
+    """Looks for due schedules, waits for their time, and decides on them."""
 
     _state: NodeState
     _schedules: ScheduleService
@@ -46,7 +46,7 @@ class Materializer:
     """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
-        """Look now: somebody changed something."""
+        """Look for due schedules now."""
         self._hinted.set()
 
     async def run(self) -> None:

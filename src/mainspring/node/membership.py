@@ -151,7 +151,7 @@ class Membership:
         await wait_at_most(self._moved, self._state.config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
-        """Look once at who lives and who owns what. Return whether something was given away."""
+        """Take partitions over and hand others over. Return whether any were handed over."""
         me = self._state.node_id
         alive = await self._alive(cluster)
         ids = tuple(member.id for member in alive)
@@ -174,7 +174,7 @@ class Membership:
         return handed_over
 
     async def _alive(self, cluster: ClusterStore) -> list[Member]:
-        """The living members; those that fell silent are fenced on the way."""
+        """Return the living members, and fence those that fell silent."""
         alive = []
         for member in await cluster.members():
             if member.silent < self._state.config.node_ttl or member.id == self._state.node_id:

@@ -111,7 +111,7 @@ class Node:
             log.warning("some outcomes were not written", action="node.unwritten")
 
     def woken(self) -> None:
-        """Look at the wake rows, and for due schedules: somebody else changed something."""
+        """Look at the wake rows, and for due schedules."""
         self._state.request_wakes()
         self._materializer.hint()
 
@@ -167,5 +167,5 @@ class Node:
         )
 
     def ready(self) -> bool:
-        """Joined, and everything that is ours is loaded."""
+        """Whether the node has joined, and has loaded all that is its own."""
         return self._joined and bool(self._state.owners) and not self._partition_loader.loading

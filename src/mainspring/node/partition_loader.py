@@ -26,7 +26,7 @@ _SLOWEST_RELOAD = 20
 
 
 class PartitionLoader:
-    """Reads what is there, and tells the engine."""
+    """Reads whole partitions and streams, and tells the engine."""
 
     def __init__(self, state: NodeState, store: EngineStore, dispatcher: Dispatcher) -> None:
         self._state = state
@@ -124,7 +124,7 @@ class PartitionLoader:
         return self._state.config.reload_every / PARTITIONS * _RELOADED_TOGETHER
 
     async def _reload_some(self) -> None:
-        """Compare some partitions with the database: the net under hints, wakes and signals."""
+        """Compare some partitions with the database, in case a change was not heard of."""
         owned = self._state.engine.partitions
         self._reload_next = self._reload_next or sorted(owned)
         partitions = owned.intersection(self._reload_next[:_RELOADED_TOGETHER])
@@ -147,7 +147,7 @@ class PartitionLoader:
     def _maybe_gone(
         self, partitions: Collection[int], found: Collection[UUID], now: float
     ) -> list[tuple[int, UUID]]:
-        """Tasks that the engine knows and that may be gone."""
+        """Return tasks that the engine knows and that may be gone."""
         engine = self._state.engine
         running = (
             task for partition in partitions for task in engine.running.in_partition(partition)
@@ -176,7 +176,7 @@ class PartitionLoader:
                 engine.window.not_refilled(refill)
 
     async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
-        """`read` has the partitions that were read as a whole since the refills were asked for."""
+        """Return the rows of a refill. `read` has the partitions that were read for others."""
         partition = refill.stream.partition
         if refill.stream.queue is None:
             if partition in read:

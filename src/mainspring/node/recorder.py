@@ -160,7 +160,7 @@ class Recorder:
                     asked.answered.set_result(None)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
+        """Write ends. Those of steps are written apart: no other outcome waits for a run's row."""
         steps = [f for f in finishes if f.report.execution.workflow_run_id is not None]
         if not steps:
             return self._end(finishes, await self._finish(finishes))

@@ -53,7 +53,7 @@ async def repeat(
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event; whether it came in time."""
+    """Wait for an event. Return whether it came in time."""
     try:
         async with asyncio.timeout(max(0.0, seconds)):
             await event.wait()

@@ -45,7 +45,7 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _RunExecution:
-    """A task whose run goes on."""
+    """An execution whose run goes on."""
 
     execution: Execution
     start: StartTime
@@ -54,7 +54,7 @@ class _RunExecution:
     cancelling: bool = False
 
 
-class _Turns:
+class _RoundRobin:
     """Executions in line, one of each tenant in turn: a flood of one tenant's delays no other's."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class RunStarter:
     _announcer: Announcer
     _report: ReportSink
     _executions: dict[tuple[UUID, int], _RunExecution] = field(default_factory=dict, init=False)
-    _to_start: _Turns = field(default_factory=_Turns, init=False)
-    _started: _Turns = field(default_factory=_Turns, init=False)
+    _to_start: _RoundRobin = field(default_factory=_RoundRobin, init=False)
+    _started: _RoundRobin = field(default_factory=_RoundRobin, init=False)
     _to_cancel: deque[_RunExecution] = field(default_factory=deque, init=False)
     _look_at: float = field(default=0.0, init=False)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -131,7 +131,7 @@ class RunStarter:
         return f"{len(self._to_start)} runs are about to begin"
 
     async def stop(self, grace: float) -> None:
-        """The runs go on without us: whoever claims the tasks next waits for their ends."""
+        """Release the tasks. Their runs go on: the next execution of each waits for the end."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -189,7 +189,7 @@ class RunStarter:
                 raise
 
     async def _look_for_ends(self) -> None:
-        """Ask about so many at a time, in turn: thousands of runs may go on for days."""
+        """Ask for the ends of some runs, in turn: thousands of them may go on for days."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return

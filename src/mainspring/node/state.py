@@ -26,13 +26,13 @@ class NodeState:
     node_id: UUID = field(default_factory=uuid4)
     epoch: int = 0
     owners: Mapping[int, UUID | None] = field(default_factory=dict)
-    """Who owned which partition at the last heartbeat: good enough for hints."""
+    """The owners of partitions when last read: good enough for hints."""
     dispatch_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
     wakes_wanted: bool = False
-    """Whether that is the wake rows."""
+    """Whether the loader shall look at the wake rows."""
     partitions_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the partition loader has something to look at."""
     stale_partitions: set[int] = field(default_factory=set)
@@ -47,7 +47,7 @@ class NodeState:
         return f"node:{self.node_id}"
 
     def ownership(self) -> Ownership:
-        """Our right to act, as of now: partitions that are ours and loaded."""
+        """Return our present right to act: for partitions that are ours and loaded."""
         return Ownership(self.node_id, self.epoch, self.engine.partitions)
 
     def on_new_incarnation(self, forget: Callable[[], None]) -> None:
@@ -69,12 +69,12 @@ class NodeState:
         return self.engine.update(rows, now) + self.engine.remove(gone, now)
 
     def request_wakes(self) -> None:
-        """Somebody changed something: let the loader look at the wake rows now."""
+        """Let the loader look at the wake rows now."""
         self.wakes_wanted = True
         self.load_wanted.set()
 
     def mark_stale(self, partitions: Collection[int]) -> None:
-        """An answer was lost: let the partition loader read everything in these partitions."""
+        """Let the partition loader read these partitions anew, for an answer was lost."""
         self.stale_partitions.update(partitions)
         self.partitions_wanted.set()
 

@@ -84,7 +84,7 @@ class WorkerReports:
             self._remembered.popitem(last=False)
 
     def unreported(self, executions: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
-        """Return those of them that were leased here and not reported here."""
+        """Return the executions that were leased here and not reported here."""
         return [name for name in executions if name in self._remembered]
 
     # Heartbeats ------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class WorkerReports:
         return [answers.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
     async def _time_out(self, tenant_id: int, executions: Sequence[tuple[UUID, int]]) -> None:
-        """The hard timeout: saying "busy" for ever does not keep a task for ever."""
+        """End executions past their timeout: heartbeats do not keep a task for ever."""
         now = self._state.clock.now()
         held = await self._store.held(tenant_id, executions)
         reports = []
@@ -188,7 +188,7 @@ class WorkerReports:
         known: _KnownLease | None,
         now: float,
     ) -> Report:
-        """A worker's clock may be wrong: what it says happened between the claim and now."""
+        """Return a report with times between the claim and now: a worker's clock may be wrong."""
         held = now - execution.picked
         if known is not None:
             # The database's clock may stand still for us, after it jumped back.

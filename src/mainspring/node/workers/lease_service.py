@@ -65,43 +65,39 @@ class _OpenPoll:
     """Whether it takes nothing new."""
 
 
+@dataclass(eq=False)
 class LeaseService:
     """What the API and the dispatcher ask of the node on behalf of workers."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: LeaseStore,
-        recorder: Recorder,
-        workers: WorkerStore,
-        post: Mailbox,
-        expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._recorder = recorder
-        self._metrics = state.metrics
-        self._expire_leases = expire_leases
-        self._closed = False
-        self._registry = WorkerRegistry(
-            state, workers, self._began, there_for(state.config.worker_lease)
-        )
-        self._reports = WorkerReports(state, store, recorder, self._registry)
+    _state: NodeState
+    _store: LeaseStore
+    _recorder: Recorder
+    _workers: WorkerStore
+    _mailbox: Mailbox
+    _expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]]
+    _closed: bool = field(default=False, init=False)
+    _waiting: dict[Poll, _OpenPoll] = field(default_factory=dict, init=False)
+    _poll_counts: Counter[WorkerSession] = field(default_factory=Counter, init=False)
+    """How many polls of each worker wait for their answer."""
+    _leased: dict[UUID, LeasedTask] = field(default_factory=dict, init=False)
+    """Tasks between their claim and their hand-out."""
+    _unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = field(
+        default_factory=dict, init=False
+    )
+    """Leases that each worker was given and did not confirm yet: an answer may be lost."""
+
+    def __post_init__(self) -> None:
+        state, metrics = self._state, self._state.metrics
+        self._metrics = metrics
+        lasts = there_for(state.config.worker_lease)
+        self._registry = WorkerRegistry(state, self._workers, self._began, lasts)
+        self._reports = WorkerReports(state, self._store, self._recorder, self._registry)
         # What workers say of executions they run does not concern those that wait.
         self.beat, self.report = self._reports.beat, self._reports.report
-        self._remote = RemoteWorkers(state, post, self)
+        self._remote = RemoteWorkers(state, self._mailbox, self)
         self._background_tasks = BackgroundTasks(of="lease")
-        self._waiting: dict[Poll, _OpenPoll] = {}
-        self._poll_counts: Counter[WorkerSession] = Counter()
-        """How many polls of each worker wait for their answer."""
-        self._leased: dict[UUID, LeasedTask] = {}
-        """Tasks between their claim and their hand-out."""
-        self._unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
-        """Leases that each worker was given and did not confirm yet: an answer may be lost."""
-        state.metrics.polls_waiting.set_function(lambda: len(self._waiting))
-        state.metrics.worker_held.set_function(
-            lambda: sum(state.engine.running.by_worker().values())
-        )
+        metrics.polls_waiting.set_function(lambda: len(self._waiting))
+        metrics.worker_held.set_function(lambda: sum(state.engine.running.by_worker().values()))
 
     # Leases ----------------------------------------------------------------------------------
 
@@ -252,9 +248,9 @@ class LeaseService:
             self._background_tasks.start(self._reconsider(waiting))
 
     async def _reconsider(self, waiting: _OpenPoll) -> None:
-        """Let a poll wait on whose claims were all refused, unless its worker is not the current one
-        of its name: it was replaced, or the database was set back to before it began. Then its poll
-        ends, and it hears which of the two it is when it asks again."""
+        """Let a poll wait on whose claims were all refused, unless its worker is not current: then
+        it was replaced, or the database was set back to before it began. Its poll ends, and it
+        hears which of the two it is when it asks again."""
         holder = waiting.poll.session
         current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
@@ -332,7 +328,7 @@ class LeaseService:
     # Restarts --------------------------------------------------------------------------------
 
     def _began(self, holder: WorkerSession) -> None:
-        """A worker's process began here."""
+        """Note that a worker's process began here, and tell the other nodes."""
         self._remote.began(holder)
         self.replaced(holder)
 
@@ -355,7 +351,7 @@ class LeaseService:
     # The node's way in -----------------------------------------------------------------------
 
     def close(self) -> None:
-        """The node stops: whoever waits here asks another one."""
+        """Answer all polls, for the node stops: the workers ask another one."""
         self._closed = True
         for waiting in list(self._waiting.values()):
             self._end_poll(waiting)

@@ -50,7 +50,7 @@ class TasksWait(Struct, tag=True):
 
 
 class SlotGrant(Struct, tag=True):
-    """Claim so many of them for this worker."""
+    """Slots of a worker for which a node may claim tasks."""
 
     node: UUID
     number: int
@@ -71,13 +71,13 @@ class GrantClaimed(Struct, tag=True):
 
 
 class GrantConfirmed(Struct, tag=True):
-    """The worker's node has them in hand."""
+    """Tasks that have reached the node of their worker."""
 
     tasks: list[ExecutionKey]
 
 
 class WorkerRestarted(Struct, tag=True):
-    """A worker's process began: the ones before it under its name are gone."""
+    """The start of a worker's process: the ones before it under its name are gone."""
 
     holder: WorkerSession
 
@@ -104,7 +104,7 @@ _decode = msgspec.json.Decoder(NodeMessage).decode
 
 
 class Mailbox:
-    """Sends messages, several at a time, and brings those that came."""
+    """Sends messages, several at a time, and delivers those that came."""
 
     def __init__(self, state: NodeState, messages: MessageStore, look_every: float) -> None:
         self._state = state
@@ -133,7 +133,7 @@ class Mailbox:
             self.send(node, message)
 
     def hint(self) -> None:
-        """Something has come."""
+        """Look for messages now."""
         self._arrived.set()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:

@@ -30,12 +30,12 @@ class _WorkerEntry:
     """Whether what it offers is not written yet."""
     heard: bool = True
     left: bool = False
-    """Whether it hung up, and was not heard of since."""
+    """Whether it has disconnected, and was not heard of since."""
     leased: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=dict)
 
     def ask(self, offer: Offer) -> None:
-        """One of its lanes asks."""
+        """Note what one of its lanes offers."""
         if offer not in self.offers:
             self.offered = True
         self.offers.pop(offer, None)
@@ -96,7 +96,7 @@ class WorkerRegistry:
         return tuple(known.offers)
 
     def left(self, holder: WorkerSession) -> None:
-        """Note that a worker hung up."""
+        """Note that a worker has disconnected."""
         if (known := self._entry_of(holder)) is not None:
             known.left = True
 
