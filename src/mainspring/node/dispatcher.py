@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import structlog
 
 from mainspring import crash_points
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
+from mainspring.domain.execution import Execution, Report, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
@@ -37,8 +38,9 @@ _REST = 0.01
 
 @dataclass(slots=True)
 class _ClaimQueue:
-    """The claims in flight of one kind: few at a time."""
+    """The claims of one kind, for our executors or for workers: few in flight at a time."""
 
+    pick: Callable[[float], list[Entry]]
     lease: Callable[[Sequence[Entry]], Awaitable[list[Execution]]]
     hand_out: Callable[[Sequence[Entry], Sequence[Execution]], None]
     in_flight: int = 0
@@ -59,8 +61,8 @@ class Dispatcher:
         self._recorder = recorder
         self._config, self._metrics = state.config, state.metrics
         self._executors: list[Executor] = []
-        self._own = _ClaimQueue(self._lease, self._hand_out)
-        self._for_workers: _ClaimQueue | None = None
+        self._own = _ClaimQueue(self._pick, self._lease, self._hand_out)
+        self._queues = [self._own]
         self._lease_service: LeaseService | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
         self.closed = False
@@ -76,7 +78,8 @@ class Dispatcher:
     def serve_workers(self, lease_service: LeaseService) -> None:
         """Claim for workers too, and let this service hand out what was claimed."""
         self._lease_service = lease_service
-        self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
+        match = partial(self._state.engine.match, most=self._config.claim_batch)
+        self._queues.append(_ClaimQueue(match, lease_service.claim, lease_service.hand_out))
 
     @property
     def free_slots(self) -> int:
@@ -126,44 +129,35 @@ class Dispatcher:
     # Claiming --------------------------------------------------------------------------------
 
     def _start_claims(self, now: float) -> None:
-        engine = self._state.engine
-        while self._own.free and not self.closed:
-            free = self.free_slots
-            batch = min(free, self._config.claim_batch)
-            picked = engine.pick(now, batch, self.accepts, free=free, slotless=self._free_runs)
-            if not picked:
-                break
-            self._start_claim(self._own, picked)
-        lane, lease_service = self._for_workers, self._lease_service
-        if lane is None or lease_service is None:
-            return
-        while lane.free and not self.closed:
-            picked = engine.match(now, self._config.claim_batch)
-            if not picked:
-                break
-            self._start_claim(lane, picked)
-        lease_service.tell_remote_nodes()
+        for queue in self._queues:
+            while queue.free and not self.closed and (picked := queue.pick(now)):
+                queue.in_flight += 1
+                queue.tasks += len(picked)
+                self._background_tasks.start(self._claim(queue, picked))
+        if self._lease_service is not None:
+            self._lease_service.tell_remote_nodes()
 
-    def _start_claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
-        lane.in_flight += 1
-        lane.tasks += len(picked)
-        self._background_tasks.start(self._claim(lane, picked))
+    def _pick(self, now: float) -> list[Entry]:
+        free = self.free_slots
+        batch = min(free, self._config.claim_batch)
+        pick = self._state.engine.pick
+        return pick(now, batch, self.accepts, free=free, slotless=self._free_runs)
 
-    async def _claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
+    async def _claim(self, queue: _ClaimQueue, picked: Sequence[Entry]) -> None:
         try:
-            executions = await lane.lease(picked)
+            executions = await queue.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.finish_claim(picked, (), self._state.clock.now())
             self._state.engine.leases.cancelled_during_claim(e.row.id for e in picked)
-            lane.hand_out(picked, ())
+            queue.hand_out(picked, ())
             raise
         finally:
-            lane.in_flight -= 1
-            lane.tasks -= len(picked)
+            queue.in_flight -= 1
+            queue.tasks -= len(picked)
             self._state.request_dispatch()
         refused = self._state.engine.finish_claim(picked, executions, self._state.clock.now())
-        lane.hand_out(picked, executions)
+        queue.hand_out(picked, executions)
         claimed = (entry.row.id for entry in picked)
         self.cancel(self._state.engine.leases.cancelled_during_claim(claimed))
         if refused:
@@ -210,24 +204,22 @@ class Dispatcher:
     def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
         """Give leased tasks to executors, and release what may not start any more."""
         now = self._state.clock.now()
-        back: list[Execution] = []
-        unreadable: list[Execution] = []
+        over: list[Report] = []
         by_capability: dict[str, list[Execution]] = {}
         for capability, execution in leased:
             if self.closed or execution.lease_end <= self._state.clock.measured():
-                back.append(execution)
+                over.append(released(execution, now))
             elif execution.unreadable is not None:
-                unreadable.append(execution)
+                over.append(cannot_be_read(execution, now))
             else:
                 self._metrics.start_delay.observe(now - execution.due)
                 by_capability.setdefault(capability, []).append(execution)
         for capability, batch in by_capability.items():
             executor = self._executor_for(capability)
             if executor is None:
-                back += batch
+                over += [released(execution, now) for execution in batch]
             else:
                 self._start(executor, batch)
-        over = [released(a, now) for a in back] + [cannot_be_read(a, now) for a in unreadable]
         if over:
             self._recorder.report(over)
 

@@ -5,7 +5,7 @@ partitions. Every heartbeat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,7 +23,7 @@ from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST
-from mainspring.store.cluster import ClusterStore, Member
+from mainspring.store.cluster import ClusterStore
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class Membership:
         try:
             async with asyncio.timeout(self._state.config.node_ttl), self._moving:
                 cluster = ClusterStore(await self._balance_connection.connection())
-                others = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
+                others = [n for n in await self._alive(cluster) if n != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
                 new_owners = {p: preferred_owner(p, others) if others else None for p in mine}
                 if await self._hand_over(cluster, new_owners, leaving=True):
@@ -153,32 +153,31 @@ class Membership:
     async def _balance(self, cluster: ClusterStore) -> bool:
         """Take partitions over and hand others over. Return whether any were handed over."""
         me = self._state.node_id
-        alive = await self._alive(cluster)
-        ids = tuple(member.id for member in alive)
-        if me not in ids:
+        alive = tuple(await self._alive(cluster))
+        if me not in alive:
             return False  # declared dead: the next beat tells
         ownership = await cluster.ownership()
         self._state.owners = {p: owner for owner, found in ownership.items() for p in found}
         mine = set(ownership.get(me, ()))
-        wanted = _shares(ids).get(me, frozenset())
-        orphans = wanted & {p for p, owner in self._state.owners.items() if owner not in ids}
+        wanted = _shares(alive).get(me, frozenset())
+        orphans = wanted & {p for p, owner in self._state.owners.items() if owner not in alive}
         if orphans:
             mine |= await self._take_over(cluster, orphans)
         excess = mine - wanted
         handed_over = False
         if excess:
-            new_owners = {p: node for node, share in _shares(ids).items() for p in share & excess}
+            new_owners = {p: node for node, share in _shares(alive).items() for p in share & excess}
             handed_over = await self._hand_over(cluster, new_owners)
         self._partition_loader.give_up(self._state.engine.partitions - mine)
         self._partition_loader.load(mine - excess - self._state.engine.partitions)
         return handed_over
 
-    async def _alive(self, cluster: ClusterStore) -> list[Member]:
+    async def _alive(self, cluster: ClusterStore) -> list[UUID]:
         """Return the living members, and fence those that fell silent."""
         alive = []
         for member in await cluster.members():
             if member.silent < self._state.config.node_ttl or member.id == self._state.node_id:
-                alive.append(member)
+                alive.append(member.id)
             elif await cluster.declare_dead(member.id, self._state.config.node_ttl):
                 log.warning(
                     "declared a node dead", action="node.declared_dead", node=str(member.id)
@@ -197,7 +196,7 @@ class Membership:
     async def _hand_over(
         self,
         cluster: ClusterStore,
-        new_owners: dict[int, UUID | None] | dict[int, UUID],
+        new_owners: Mapping[int, UUID | None],
         *,
         leaving: bool = False,
     ) -> bool:
