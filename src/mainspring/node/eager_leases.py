@@ -82,6 +82,7 @@ class EagerLeases:
         slots are short the most urgent get them."""
         # What is due is for the database to say; our clock may be a little slow.
         spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
+        engine = self._state.engine
         free: dict[tuple[int, str], bool] = {}
         chosen: list[NewTask] = []
         for task in tasks if spare > 0 else ():
@@ -89,12 +90,12 @@ class EagerLeases:
                 continue
             kind = (task.tenant_id, task.capability)
             if kind not in free:
-                free[kind] = self._may_start(*kind)
+                accepted = takes_slot(task.capability) and self._slots.accepts(task.capability)
+                free[kind] = accepted and engine.may_skip_queue(task.tenant_id)
             if free[kind]:
                 chosen.append(task)
         if not chosen:
             return NO_EAGER_LEASE
-        engine = self._state.engine
         if len(chosen) > spare:
             chosen = nsmallest(spare, chosen, key=lambda t: engine.deadline(t.due, t.priority))
         self.reserved += len(chosen)
@@ -156,11 +157,6 @@ class EagerLeases:
     def _spare_slots(self) -> int:
         """Slots beyond the half that is kept for queued tasks."""
         return 0 if self._slots.closed else self._slots.free_slots - self._config.slots // 2
-
-    def _may_start(self, tenant_id: int, capability: str) -> bool:
-        engine, slots = self._state.engine, self._slots
-        accepted = takes_slot(capability) and slots.accepts(capability)
-        return accepted and engine.may_skip_queue(tenant_id)
 
     def _start(self, leased: Sequence[EagerLease]) -> None:
         now = self._state.clock.now()

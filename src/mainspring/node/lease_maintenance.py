@@ -77,9 +77,9 @@ class LeaseMaintenance:
             self._state.metrics,
         )
         self._state.metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
-        found = {row.id for row in lost.rows} | set(lost.gone)
-        self._count_losses(ended, found, set(lost.gone))
-        self._end_polls(task for task in ended if task.id in found)
+        gone = set(lost.gone)
+        found = {row.id for row in lost.rows} | gone
+        self._note_losses((task for task in ended if task.id in found), gone)
         self._apply(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
@@ -111,19 +111,17 @@ class LeaseMaintenance:
     def _apply(self, seen: Seen) -> None:
         self._cancel(self._state.apply(seen.rows, seen.gone))
 
-    def _end_polls(self, lost: Iterable[RunningTask]) -> None:
-        """End the polls of workers that lost tasks, before the engine hears that the tasks wait: a
-        silent worker may be frozen with an open poll, and must not get them back unasked."""
-        self._interrupt_polls({task.holder.session for task in lost if task.holder is not None})
-
-    def _count_losses(
-        self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]
-    ) -> None:
-        for task in ended:
-            if task.holder is not None and task.id in lost:
+    def _note_losses(self, lost: Iterable[RunningTask], gone: Collection[UUID]) -> None:
+        """Count losses of workers, and end their polls before the engine hears that the tasks wait:
+        a silent worker may be frozen with an open poll, and must not get them back unasked."""
+        holders = set[WorkerSession]()
+        for task in lost:
+            if task.holder is not None:
+                holders.add(task.holder.session)
                 self._state.metrics.worker_losses.inc()
                 if task.holder.alone and task.confirmed and task.id in gone:
                     self._state.metrics.poisoned.inc()
+        self._interrupt_polls(holders)
 
 
 def _is_over(task: asyncio.Task[None] | None) -> bool:

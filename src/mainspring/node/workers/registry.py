@@ -4,6 +4,7 @@ The database decides: the last process to come under a name is the worker, all b
 for good. A node asks once per process; what it hears of them later it notes now and then.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class _WorkerEntry:
     left: bool = False
     """Whether it has disconnected, and was not heard of since."""
     leased: int = 0
-    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def ask(self, offer: Offer) -> None:
         """Note what one of its lanes offers."""
@@ -47,14 +48,14 @@ class _WorkerEntry:
 
     def touch(self) -> Touch:
         """Return what is new about it, once."""
-        count = self.outcomes.get
-        failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
+        count = self.outcomes
+        failed = count[Outcome.FAILED] + count[Outcome.TIMED_OUT]
         made = Touch(
             *self.holder, offer_shown(*self.offers) if self.offered else None, self.about,
-            self.leased, count(Outcome.SUCCEEDED, 0), failed, count(Outcome.RELEASED, 0),
+            self.leased, count[Outcome.SUCCEEDED], failed, count[Outcome.RELEASED],
         )  # fmt: skip
         self.offered, self.heard, self.about, self.leased = False, False, None, 0
-        self.outcomes = {}
+        self.outcomes = Counter()
         return made
 
 
@@ -107,7 +108,7 @@ class WorkerRegistry:
 
     def reported(self, holder: WorkerSession, outcome: Outcome) -> None:
         if (known := self._entry_of(holder)) is not None:
-            known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
+            known.outcomes[outcome] += 1
             known.heard = True
 
     def replaced(self, current: WorkerSession) -> None:
