@@ -66,7 +66,6 @@ class _Reserved(NamedTuple):
     poll: Poll
     slots: int
     node: UUID
-    kind: Kind
 
 
 @dataclass(eq=False)
@@ -93,9 +92,8 @@ class RemoteWorkers:
         if not self._mailbox.others:
             return
         kind = poll.kind
-        demand = self._remote_demand.get(kind)
-        if demand:
-            self._share(poll, kind, demand)
+        if demand := self._remote_demand.get(kind):
+            self._share(poll, demand)
         now = self._state.clock.now()
         if self._announced.get(kind, 0.0) + _ANNOUNCE_EVERY <= now:
             self._announced[kind] = now
@@ -117,34 +115,34 @@ class RemoteWorkers:
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         return {"forwarding": self._keep_announcing, **self._mailbox.loops()}
 
-    def _share(self, poll: Poll, kind: Kind, demand: dict[UUID, int]) -> None:
+    def _share(self, poll: Poll, demand: dict[UUID, int]) -> None:
         """Grant each node with tasks, and our own partitions, a part of the slots; where there are
         fewer slots than nodes, they take turns."""
         part = poll.free // (len(demand) + 1)
         if part:
             for node, tasks in demand.items():
-                self._grant(poll, kind, node, min(part, tasks))
+                self._grant(poll, node, min(part, tasks))
             return
         self._turn = (self._turn + 1) % (len(demand) + 1)
         if self._turn:
             node = list(demand)[self._turn - 1]
-            self._grant(poll, kind, node, min(poll.free, demand[node]))
+            self._grant(poll, node, min(poll.free, demand[node]))
         else:
             # Ours go first, if there are any.
-            asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll, kind)
+            asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll)
 
-    def _offer_rest(self, poll: Poll, kind: Kind) -> None:
-        for node, tasks in list(self._remote_demand.get(kind, {}).items()):
+    def _offer_rest(self, poll: Poll) -> None:
+        for node, tasks in list(self._remote_demand.get(poll.kind, {}).items()):
             if poll.free > 0:
-                self._grant(poll, kind, node, min(poll.free, tasks))
+                self._grant(poll, node, min(poll.free, tasks))
 
-    def _grant(self, poll: Poll, kind: Kind, node: UUID, slots: int) -> None:
+    def _grant(self, poll: Poll, node: UUID, slots: int) -> None:
         number = next(self._numbers)
         shared = poll.shared or poll.in_flight > 0 or slots < poll.free
         poll.shared = True
         poll.free -= slots
         poll.in_flight += slots
-        self._reserved[number] = _Reserved(poll, slots, node, kind)
+        self._reserved[number] = _Reserved(poll, slots, node)
         self._mailbox.send(
             node,
             SlotGrant(
@@ -166,10 +164,10 @@ class RemoteWorkers:
         if reserved is None:
             return False
         if len(tasks) < reserved.slots:
-            demand = self._remote_demand.get(reserved.kind, {})
+            demand = self._remote_demand.get(reserved.poll.kind, {})
             demand.pop(reserved.node, None)
             if not demand:
-                self._remote_demand.pop(reserved.kind, None)
+                self._remote_demand.pop(reserved.poll.kind, None)
         self._background_tasks.start(
             self._lease_service.claimed_elsewhere(reserved.poll, reserved.slots, tasks)
         )
@@ -234,7 +232,7 @@ class RemoteWorkers:
                 break
             if poll.kind == kind and poll.free > 0:
                 slots = min(tasks, poll.free)
-                self._grant(poll, kind, node, slots)
+                self._grant(poll, node, slots)
                 tasks -= slots
 
     async def _claim(self, grant: SlotGrant) -> None:
