@@ -13,8 +13,7 @@ from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.partitions import PARTITIONS
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.lifecycle import Supervisor
 from mainspring.node.membership import Membership

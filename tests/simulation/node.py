@@ -17,12 +17,10 @@ from mainspring.config import Config
 from mainspring.domain.capability import needs_worker
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import Conflict, MainspringError, StoreUnavailable
 from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.port import ReportSink
-from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -32,7 +30,7 @@ from mainspring.node.membership import Membership
 from mainspring.node.node import Node
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
-from mainspring.node.signals import Signals
+from mainspring.node.signals import Announcer, Signals
 from mainspring.node.state import NodeState
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.node.workers.mailbox import Mailbox
@@ -291,7 +289,7 @@ class SimNode:
             recorder,
             RemoteWorkers(leases, self.network),
             self.post,
-            dispatcher.expire_leases,
+            dispatcher.lease_maintenance.expire_leases,
         )
         dispatcher.serve_workers(self.lease_service)
         keys = RemoteKeys(store, self.network)

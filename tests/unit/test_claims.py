@@ -12,8 +12,7 @@ from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder

@@ -15,9 +15,8 @@ from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.entry import Entry
-from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder

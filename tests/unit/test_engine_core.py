@@ -7,9 +7,8 @@ import pytest
 from mainspring.domain.lateness import Waited
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.entry import Entry
-from mainspring.engine.settings import EngineSettings
 from support.rows import execution, row, task_id
 
 ONE_AT_A_TIME = TenantLimits(max_running=1, spread=1)
@@ -477,7 +476,7 @@ def test_what_ended_before_all_was_given_up_may_run_again() -> None:
     """The database may have been set back: whatever is found then is so."""
     engine = make_engine([row(1)])
     (first,) = start(engine)
-    with engine.reading():
+    with engine.running.reading():
         engine.end(first.row.id, 1, 2.0)
         engine.disown([0, 1], 2.0)
         engine.own([0, 1], [row(1)], 2.0)
@@ -488,7 +487,7 @@ def test_what_ended_before_all_was_given_up_may_run_again() -> None:
 def test_what_ended_while_rows_were_read_does_not_run_again(waits_again: bool) -> None:
     engine = make_engine([row(1, key="k"), SECOND])
     (first,) = start(engine)
-    with engine.reading():
+    with engine.running.reading():
         # The database was asked before the outcome was written, and answers after it.
         if waits_again:
             engine.update([row(1, rev=3, key="k", fence=1, due=500.0)], 2.0)
@@ -502,7 +501,7 @@ def test_what_ended_while_rows_were_read_does_not_run_again(waits_again: bool) -
 def test_running_tasks_of_a_partition_that_came_back_count() -> None:
     engine = make_engine([row(1, key="k"), SECOND])
     start(engine)
-    with engine.reading():
+    with engine.running.reading():
         engine.disown([0], 2.0)
         engine.own([0], [RUNNING_FIRST, SECOND], 2.0)
     assert pick(engine, 2.0) == []
@@ -511,7 +510,7 @@ def test_running_tasks_of_a_partition_that_came_back_count() -> None:
 def test_a_later_execution_that_was_read_meanwhile_counts() -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
-    with engine.reading():
+    with engine.running.reading():
         engine.end(first.row.id, 1, 2.0)
         engine.update([row(1, rev=4, state="running", fence=2, lease_end=15.0)], 2.0)
     assert len(engine.running) == 1
@@ -519,7 +518,7 @@ def test_a_later_execution_that_was_read_meanwhile_counts() -> None:
 
 def test_a_task_finished_while_rows_are_read_does_not_wait_again() -> None:
     engine = make_engine([row(1), row(2)])
-    with engine.reading():
+    with engine.running.reading():
         engine.remove([row(1).id], 1.0)  # cancelled, say: nobody else would ever take it out again
         engine.update([row(1), row(2)], 1.0)
     assert len(engine.window) == 1
@@ -529,7 +528,7 @@ def test_a_task_finished_while_rows_are_read_does_not_wait_again() -> None:
 def test_of_a_task_run_while_rows_were_read_a_retry_waits(found: TaskRow, waiting: int) -> None:
     engine = make_engine([row(1)])
     (first,) = start(engine)
-    with engine.reading():
+    with engine.running.reading():
         engine.end(first.row.id, 1, 2.0)
         engine.update([found], 2.0)
     assert len(engine.window) == waiting
@@ -537,7 +536,7 @@ def test_of_a_task_run_while_rows_were_read_a_retry_waits(found: TaskRow, waitin
 
 def test_what_was_never_known_to_run_does_not_run_after_its_end() -> None:
     engine = make_engine([])
-    with engine.reading():
+    with engine.running.reading():
         engine.remove([row(1).id], 1.0)
         engine.update([row(1, rev=2, state="running", fence=1, lease_end=15.0)], 1.0)
     assert len(engine.running) == 0
@@ -545,8 +544,8 @@ def test_what_was_never_known_to_run_does_not_run_after_its_end() -> None:
 
 def test_a_read_that_is_over_takes_nothing_from_one_that_goes_on() -> None:
     engine = make_engine([row(1)])
-    with engine.reading():
-        with engine.reading():
+    with engine.running.reading():
+        with engine.running.reading():
             engine.remove([row(1).id], 1.0)
         engine.update([row(1)], 1.0)
     assert len(engine.window) == 0

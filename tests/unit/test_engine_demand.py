@@ -17,10 +17,9 @@ from mainspring.domain.capability import (
 )
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Poll, WorkerSession
 from mainspring.engine.entry import Entry
-from mainspring.engine.settings import EngineSettings
 from support.rows import execution, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))

@@ -8,9 +8,8 @@ import pytest
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.explain import Explanation, Situation, explain
-from mainspring.engine.settings import EngineSettings
 
 NOW = 1_800_000_000.0
 TENANT = 1

@@ -14,8 +14,7 @@ from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState

@@ -16,13 +16,12 @@ from mainspring.config import Config
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import HeldLease
-from mainspring.engine.settings import EngineSettings
 from mainspring.engine.window import Refill
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
-from mainspring.node import periodic_jobs as jobs
+from mainspring.node import retrying as jobs
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader

@@ -9,9 +9,8 @@ from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import HeldLease
-from mainspring.engine.settings import EngineSettings
 from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState

@@ -9,11 +9,10 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.domain.partitions import Ownership
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.materializer import Materializer
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService

@@ -15,8 +15,7 @@ from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import TaskRow
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from support.rows import execution, row

@@ -9,9 +9,8 @@ import pytest
 
 from mainspring.clock import ManualClock
 from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import WorkerSession
-from mainspring.engine.settings import EngineSettings
 from mainspring.errors import StoreUnavailable
 from mainspring.node.state import NodeState
 from mainspring.node.workers.heartbeats_and_reports import WorkerReports

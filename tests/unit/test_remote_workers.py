@@ -12,9 +12,8 @@ from structlog.testing import capture_logs
 from mainspring.clock import ManualClock
 from mainspring.domain.capability import Offer, needs_worker
 from mainspring.domain.execution import Execution
-from mainspring.engine.core import Engine
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import Poll, WorkerSession
-from mainspring.engine.settings import EngineSettings
 from mainspring.lifecycle import BackgroundTasks
 from mainspring.node.state import NodeState
 from mainspring.node.workers import remote_workers as forwarding
@@ -228,7 +227,7 @@ async def test_tasks_are_claimed_for_a_worker_within_its_grant(shared: bool) -> 
             engine=SimpleNamespace(workers=SimpleNamespace(has_tasks_for=lambda *_: True)),
             clock=ManualClock(),
         ),
-        open=lambda poll, ours: opened.append(poll),
+        open=opened.append,
         wait=nothing,
     )
     grant = SlotGrant(uuid4(), 1, SESSION, WORK, 2, idle=True, announces=True, shared=shared)

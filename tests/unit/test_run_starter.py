@@ -10,10 +10,9 @@ import msgspec
 from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.partitions import Ownership
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
-from mainspring.node.announcer import Announcer
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.run_starter import RunStarter
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns

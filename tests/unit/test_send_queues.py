@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from mainspring.engine.slot_quota import SlotQuota
+from mainspring.engine.shares import SlotQuota
 from mainspring.execution.guard import CallOrigin
 from mainspring.execution.send_queues import Caps, Lanes
 

@@ -31,12 +31,12 @@ class KeyText:
     secret: str
 
     def __repr__(self) -> str:
-        """Whoever logs a key by mistake logs what anybody may see."""
+        """Show only what anybody may see, for a key may be logged by mistake."""
         return f"KeyText({self.prefix})"
 
 
 def make(environment: str, rng: Random) -> KeyText:
-    """A new key. The generator must be one that nobody can predict."""
+    """Make a new key. The generator must be unpredictable."""
     key_id = _random(rng, _ID_LENGTH)
     prefix = f"ms_{environment}_{key_id}"
     body = f"{prefix}_{_random(rng, _SECRET_LENGTH)}"
@@ -54,7 +54,7 @@ def is_mistyped(text: str) -> bool:
 
 
 def checksum(body: str) -> str:
-    """CRC-32 of all that goes before it."""
+    """Return the CRC-32 of all that goes before it."""
     number, digits = crc32(body.encode("ascii")), ""
     for _ in range(_CHECKSUM_LENGTH):
         number, digit = divmod(number, len(_DIGITS))

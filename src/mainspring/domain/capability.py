@@ -18,10 +18,9 @@ from urllib.parse import quote, unquote
 from mainspring.domain.task import BUILT_IN_HANDLERS, RUN_WORKFLOW, TaskSpec
 
 MOST_OFFERS = 16
-"""Of one worker, whose lanes ask each for their own: more than that it is not, it only asks for
-something else each time."""
+"""Maximum of offers that are kept of one worker, whose lanes may each offer something else."""
 MOST_NAMES = 10_000
-"""Of queues, handlers or tags in what a worker offers: as many as one request may have."""
+"""Maximum of queues, handlers and tags in what a worker offers, as in one request."""
 THERE_FOR = 15.0
 """The least of `there_for`."""
 
@@ -44,7 +43,7 @@ class Need(NamedTuple):
 
 
 def capability_of(spec: TaskSpec) -> str:
-    """The word for a task's target and for what it requires beside it."""
+    """Return the capability for a task's target and for what it requires beside it."""
     word = spec.target.capability
     requires = spec.requires
     if requires is None or not needs_worker(word):
@@ -58,9 +57,9 @@ def capability_of(spec: TaskSpec) -> str:
 
 
 def there_for(lease: float) -> float:
-    """Return the seconds for which a kind of worker counts as being there after the last was heard
-    of. One with free slots asks all the time; a busy one sends heartbeats at a third of its leases,
-    which the first of them makes twice as long."""
+    """Return the seconds for which a kind of worker counts as present after it was last heard of.
+    An idle worker polls all the time; a busy one sends heartbeats at a third of its leases, which
+    the first heartbeat makes twice as long."""
     return max(THERE_FOR, 2 * lease / 3 + 5.0)
 
 
@@ -73,15 +72,14 @@ def needs_worker(capability: str) -> bool:
 
 
 def takes_slot(capability: str) -> bool:
-    """Whether it takes the place of others while it runs. A task that runs a workflow only waits
-    for its steps, and these need places: it must not wait in their way."""
+    """Whether it takes a slot. A task that runs a workflow only waits for steps that need slots."""
     return capability != _RUN
 
 
 @lru_cache(maxsize=4096)
 def line_of(queue: str, capability: str) -> tuple[str, str]:
-    """Tasks with the same answer are alike for whoever may run them. The node takes tasks of any
-    queue and any built-in handler; names are free, so it must not matter how many there are."""
+    """Return the line of a task: tasks of one line can be run by the same workers. The node runs
+    any queue and any built-in handler: however many names there are, they share a line."""
     if needs_worker(capability):
         return queue, capability
     if capability.startswith(_HANDLER + BUILT_IN_HANDLERS) and takes_slot(capability):
@@ -91,7 +89,7 @@ def line_of(queue: str, capability: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def need_of(capability: str) -> Need:
-    """A capability taken apart."""
+    """Take a capability apart."""
     word, *parts = capability.split(";")
     tags, memory, cpu, alone = set[str](), 0, 0.0, False
     for part in parts:

@@ -81,10 +81,10 @@ class Report(NamedTuple):
 def believed(
     picked: float, held: float, started: float | None, finished: float | None
 ) -> tuple[float, float]:
-    """When an execution began and ended, from what its worker says who held it so long.
+    """Return when an execution began and ended, from what its worker says, which held it so long.
 
-    A worker's clock may be wrong. It is believed how long the execution took, as far as that fits
-    in; where it does not lie between the claim and now, it is moved there.
+    A worker's clock may be wrong: the duration it tells is believed as far as it fits in, and is
+    moved between the claim and now where it does not lie there.
     """
     end = picked + max(0.0, held)
     if started is None or finished is None:
@@ -96,15 +96,14 @@ def believed(
 
 
 def cannot_be_read(execution: Execution, now: float) -> Report:
-    """Return the failure of an execution whose spec cannot be read: to retry it is of no use."""
+    """Return the failure of an execution whose spec cannot be read: a retry is of no use."""
     error = TaskError("bad-spec", f"the task's spec cannot be read: {execution.unreadable}")
     return released(execution, now)._replace(outcome=Outcome.FAILED, error=error, retryable=False)
 
 
 def not_started(execution: Execution, now: float) -> Report:
-    """Return the failure of an execution that could not start by a mistake of ours. It is retried
-    after a while and not for ever: a task that goes back is started again at once, and what is
-    wrong with it would keep the node busy until somebody notices."""
+    """Return the failure of an execution that could not start by a mistake of ours. Were it
+    released instead, it would be started again at once, and for ever."""
     error = TaskError("not-started", "the task could not be started; the node's log says why")
     return released(execution, now)._replace(outcome=Outcome.FAILED, error=error)
 

@@ -7,18 +7,13 @@ from uuid import UUID
 _COUNTER_BITS = 26
 
 
-def _uuid(octets: bytes) -> UUID:
-    return UUID(bytes=octets)
-
-
 class TaskIds:
-    """Makes ids that strictly rise within a process, also within one millisecond (RFC 9562 §6.2).
+    """A source of ids that strictly rise within a process, also within a millisecond (RFC 9562
+    §6.2). `of_bytes` may make another kind of UUID, one that is quicker to make and to hash."""
 
-    The time comes from the caller, who knows the database's clock. `of_bytes` may make another kind
-    of UUID: there are some that are quicker to make and to hash.
-    """
-
-    def __init__(self, rng: Random, of_bytes: Callable[[bytes], UUID] = _uuid) -> None:
+    def __init__(
+        self, rng: Random, of_bytes: Callable[[bytes], UUID] = lambda octets: UUID(bytes=octets)
+    ) -> None:
         self._rng = rng
         self._of_bytes = of_bytes
         self._last_ms = 0

@@ -33,7 +33,7 @@ class Cause(StrEnum):
     FAILED_TRIES = "failed_tries"
     WORKER_QUEUE = "worker_queue"
     UNATTRIBUTED = "unattributed"
-    """Before a takeover: who knew is gone."""
+    """Before a takeover: the node that knew is gone."""
 
 
 Waited = Mapping[str, float]
@@ -49,7 +49,6 @@ CAPACITY = frozenset(
 
 WORTH_TELLING = 0.01
 """A start less late than this is on time: nobody asks where the milliseconds went."""
-_NOTHING: Waited = {}
 _ROUNDING = 0.001
 _CLOCK_ERROR = 0.1
 
@@ -65,7 +64,7 @@ def blame(waited: Waited) -> str:
 
 
 def add(waited: Waited | None, cause: str, seconds: float) -> Waited | None:
-    """Return the account with so much more of a cause."""
+    """Return the account with more seconds of a cause."""
     if seconds <= 0:
         return waited
     known = waited or {}
@@ -73,10 +72,10 @@ def add(waited: Waited | None, cause: str, seconds: float) -> Waited | None:
 
 
 def account_for(waited: Waited | None, seconds: float, cause: str) -> Waited | None:
-    """Return an account that sums to so many seconds: what is missing is put down to the cause."""
+    """Return an account that sums to these seconds: what is missing goes to the cause."""
     if seconds < WORTH_TELLING:
         return waited
-    known = waited or _NOTHING
+    known = waited or {}
     rest = seconds - sum(known.values())
     if rest < _ROUNDING:
         return waited
@@ -170,7 +169,7 @@ def judge_start(
 
 
 def judge_loss(moments: Moments, earlier: Earlier | None, ended: float, sla: float) -> SlaVerdict:
-    """Judge a task that ends with an execution of which nobody knows whether it started."""
+    """Judge a task that ends with an execution that may or may not have started."""
     own = moments.until_picked()
     if earlier is not None:
         return SlaVerdict(earlier.met, earlier.blame, earlier.lateness or None, own)

@@ -84,9 +84,7 @@ def finish(report: Report, state: TaskState, dead_because: DeathCause | None = N
         judged = judge_loss(execution.moments, execution.earlier, report.finished, sla)
     else:
         judged = judge_start(execution.moments, execution.earlier, report.started, sla)
-    return Finish(
-        report, state, dead_because, judged.met, judged.blame, judged.lateness, judged.own
-    )
+    return Finish(report, state, dead_because, *judged)
 
 
 def _again(report: Report, delay: float) -> RetryLater:

@@ -14,8 +14,8 @@ PARTITIONS = 256
 
 
 def partition_of(tenant_id: int, task_id: UUID, concurrency_key: str | None, spread: int) -> int:
-    """The partition of a task. Its affinity is its concurrency key, or else its own id, whose last
-    byte is random already."""
+    """Return the partition of a task, by its concurrency key or else by the last, random byte of
+    its id."""
     if concurrency_key is None:
         share = task_id.bytes[15]
     else:
@@ -24,7 +24,7 @@ def partition_of(tenant_id: int, task_id: UUID, concurrency_key: str | None, spr
 
 
 def preferred_owner(partition: int, nodes: Sequence[UUID]) -> UUID:
-    """Rendezvous hashing: when a node comes or goes, only its own share of partitions moves."""
+    """Return the owner by rendezvous hashing: only the share of a node that comes or goes moves."""
     return max(nodes, key=lambda node: sha256(f"{partition}:{node}".encode()).digest())
 
 
@@ -41,5 +41,5 @@ class Ownership:
 
 
 NO_OWNERSHIP = Ownership(UUID(int=0), 0, frozenset())
-"""Who writes in this name gets a wake row for everything: the owner then hears of what was written
-even if the answer, and with it the writer's own word, is lost on the way."""
+"""For writes that leave a wake row in every case: their owner hears of them even if the answer is
+lost, and the writer cannot announce them."""

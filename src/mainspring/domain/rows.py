@@ -26,7 +26,7 @@ class TaskRow(NamedTuple):
     cancel_requested: bool
     worker: str | None = None
     incarnation: str | None = None
-    """Set while a worker holds it; a node's own executors have none."""
+    """Set while a worker holds it, and not an executor of a node."""
     waited: Waited | None = None
     """What it has waited for since it was due, as far as that is written down."""
 
@@ -46,7 +46,6 @@ class StreamKey(NamedTuple):
 
 
 def stream_of(row: TaskRow) -> StreamKey:
-    """The stream a task belongs to."""
     return StreamKey(
         row.partition, row.tenant_id, row.queue, row.capability, row.concurrency_key, row.priority
     )

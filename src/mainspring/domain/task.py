@@ -11,13 +11,9 @@ from mainspring.domain.retry import RetryPolicy
 
 BUILT_IN_HANDLERS = "mainspring."
 """Handlers whose name starts so run inside the node; all others wait for a worker."""
-
-
 LONGEST_URL = 2048
-
 RUN_WORKFLOW = f"{BUILT_IN_HANDLERS}workflow"
 """The handler that runs a workflow, and lasts as long as the run does."""
-
 
 Resolution = Literal["replayed", "archived"]
 """What was done about a dead letter."""
@@ -95,10 +91,9 @@ class TaskSpec:
     requires: Requirements | None = None
 
     def stored(self) -> dict[str, Any]:
-        """Without what is left at its default: that would be a third of most rows, each of which is
-        written three times. So the defaults are part of what is stored, and one that changes needs
-        a migration that writes the old one out. The timeout is always there: the database reads it
-        when it extends a lease."""
+        """Return the spec without members at their defaults: they would be a third of most rows,
+        each of which is written three times. A default that changes needs a migration that writes
+        the old one out. The timeout is always there: the database reads it to extend a lease."""
         return {**_changed(self), "timeout": self.timeout}
 
 
@@ -112,7 +107,7 @@ _DEFAULTS: dict[type, dict[str, Any]] = {
 
 
 def _changed(part: object) -> dict[str, Any]:
-    """The fields of a part of a spec that are not at their defaults, and so within them."""
+    """Return the fields of a part of a spec that are not at their defaults, recursively."""
     return {
         name: _changed(given) if type(given) in _DEFAULTS else given
         for name, default in _DEFAULTS[type(part)].items()

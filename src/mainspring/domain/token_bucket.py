@@ -40,7 +40,7 @@ class TokenBucket:
         return Allowance(True, limit, int(self._tokens), ceil(missing / self._rate))
 
     def give_back(self) -> None:
-        """A request that was granted did not make use of it."""
+        """Take back a request that was granted and not used."""
         self._tokens = min(self._size, self._tokens + 1.0)
 
     def full(self, now: float) -> bool:

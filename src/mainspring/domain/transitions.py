@@ -16,7 +16,7 @@ _WHILE_BLOCKED = ("priority", "queue")
 
 
 class TaskStanding(NamedTuple):
-    """As much of a task as the rules look at."""
+    """What the rules need to know of a task."""
 
     state: TaskState
     attempts: int
@@ -35,7 +35,7 @@ class Move(NamedTuple):
 
 
 def cancel(task: TaskStanding) -> Move | None:
-    """A running task is only asked to stop: its executor ends it."""
+    """Cancel a task. A running one is only asked to stop: its executor ends it."""
     if task.state is TaskState.CANCELLED or task.cancel_requested:
         return None
     if task.state is TaskState.RUNNING:
@@ -64,7 +64,7 @@ def resume(task: TaskStanding) -> Move | None:
 
 
 def run(task: TaskStanding, now: float) -> Move | None:
-    """Make it due now. A task that is due already keeps its place in the queue."""
+    """Make a task due now. One that is due already keeps its place in the queue."""
     if task.state is TaskState.RUNNING:
         return None
     if task.state is TaskState.SCHEDULED:
@@ -75,8 +75,8 @@ def run(task: TaskStanding, now: float) -> Move | None:
 
 
 def check_editable(task: TaskStanding, sent: Collection[str] = ()) -> None:
-    """A task may be edited until its first execution has started; a step that waits for others in
-    those of the members `sent` that it will not be given anew."""
+    """Raise Conflict unless a task may be edited, because its first execution has not started. Of a
+    blocked step only members may be `sent` that its workflow does not set."""
     if task.state is TaskState.BLOCKED:
         _check_blocked(task, sent)
         return

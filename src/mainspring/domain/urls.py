@@ -25,7 +25,7 @@ def url_problem(url: str) -> str | None:
 
 
 def _parts_problem(parts: SplitResult) -> str | None:
-    """ValueError: the port is no number that a port can have."""
+    """Raise ValueError when the port is no number that a port can have."""
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "is not an absolute http or https URL with a host"
     if "@" in parts.netloc:
@@ -37,11 +37,10 @@ def _parts_problem(parts: SplitResult) -> str | None:
 
 @lru_cache(maxsize=4096)
 def host_problem(host: str) -> str | None:
-    """Return what is wrong with the way a host is written; None when there is just one way to read
-    it.
+    """Return what is wrong with the way a host is written; None when there is one way to read it.
 
-    Libraries disagree about 0177.1, 0x7f000001 and 2130706433: some dial 127.0.0.1. Whoever writes
-    an address so wants that disagreement, hence only the plain form is taken.
+    Libraries disagree about 0177.1, 0x7f000001 and 2130706433: some dial 127.0.0.1. An address in
+    such a form is meant to exploit that, so only the plain form is taken.
     """
     if ":" in host:
         return _ipv6_problem(host)

@@ -10,11 +10,11 @@ What slips through does no harm, because a claim is checked against the database
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import inf
+from typing import NamedTuple
 from uuid import UUID
 
-from mainspring.domain.capability import takes_slot
+from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.execution import Execution
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
@@ -25,19 +25,29 @@ from mainspring.engine.fair import Accepts, FairQueue, NeedsWorker
 from mainspring.engine.gates import expired
 from mainspring.engine.leases import HeldLease, HeldLeases
 from mainspring.engine.running import RunningTask, RunningTasks
-from mainspring.engine.settings import EngineSettings
-from mainspring.engine.slot_quota import SlotQuota
+from mainspring.engine.shares import SlotQuota
 from mainspring.engine.timer import Timer
 from mainspring.engine.wait_history import WaitHistory
 from mainspring.engine.window import Window
 
 
+class EngineSettings(NamedTuple):
+    """The engine's bounds. Durations in seconds."""
+
+    lease: float = 15.0
+    aging_step: float = 60.0
+    stream_cap: int = 256
+    tenant_cap: int = 1024
+    there_for: float = THERE_FOR
+    """Seconds for which workers count as present after they were last heard of."""
+
+
 class Engine:
     """Decides for the partitions a node owns which tasks start when.
 
-    Drivers use its verbs, and these parts of it: `window` (what waits), `running` (what runs in our
-    partitions), `leases` (what our executors hold), `workers` (what workers wait here, and at other
-    nodes) and `waits` (what tasks had waited for that left the window).
+    Drivers call its methods, and those of its parts: `window` (waiting tasks), `running` (running
+    tasks of our partitions), `leases` (what our executors hold), `workers` (workers that wait here
+    or at other nodes) and `waits` (what tasks had waited for that left the window).
     """
 
     def __init__(
@@ -52,14 +62,14 @@ class Engine:
         self._claiming: Counter[int] = Counter()
         """Tasks of each tenant that were picked and not yet leased: they will need slots, too."""
         self._given_up: dict[Entry, None] = {}
-        """What was being claimed when its partition was given up: it counts until that is over."""
+        """Tasks being claimed when their partition was given up: they count until that is over."""
         self.window = Window(stream_cap=settings.stream_cap, tenant_cap=settings.tenant_cap)
         self.running = RunningTasks()
         self.leases = HeldLeases(settings.lease)
         self.workers = self._queue.workers
         self.waits = WaitHistory()
         self.horizon = 0.0
-        """Tasks due by then are wanted; later ones are loaded when their time comes nearer."""
+        """Tasks due by then are taken in; later ones are loaded when their time comes nearer."""
 
     # Partitions ------------------------------------------------------------------------------
 
@@ -68,8 +78,8 @@ class Engine:
         return frozenset(self._owned)
 
     def own(self, partitions: Collection[int], rows: Sequence[TaskRow], now: float) -> None:
-        """Begin to act for partitions. The rows are all that was found in them: what is running is
-        counted before anything is started."""
+        """Begin to act for partitions. The rows are all that was found in them: running tasks are
+        counted before any task starts."""
         for partition in partitions:
             self._owned.setdefault(partition, now)
         self.update(rows, now)
@@ -111,17 +121,11 @@ class Engine:
     # Rows ------------------------------------------------------------------------------------
 
     def extend_horizon(self, until: float) -> None:
-        """Accept tasks due by then from now on. To be called before they are read, so that none
-        slips in between."""
+        """Accept tasks due by then. To be called before they are read, so that none is missed."""
         self.horizon = until
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return a context to enter before rows are read, and leave once they are passed on."""
-        return self.running.reading()
-
     def update(self, rows: Sequence[TaskRow], now: float) -> list[HeldLease]:
-        """Take in tasks as they are in the database. Return which executions of ours were asked to
-        cancel."""
+        """Take in tasks as they are in the database. Return our executions that were cancelled."""
         for row in rows:
             if row.partition not in self._owned:
                 self._forget(row.id, now, row.rev)
@@ -141,7 +145,7 @@ class Engine:
         for task_id in ids:
             if (running := self.running.get(task_id)) is not None:
                 self.end(task_id, running.fence, now)
-            self.running.note_finished(task_id)
+            self.running.note_end(task_id)
             self._forget(task_id, now)
             self.waits.end(task_id)
         return self.leases.find(ids)
@@ -149,35 +153,27 @@ class Engine:
     # Starting --------------------------------------------------------------------------------
 
     def pick(
-        self,
-        now: float,
-        slots: int,
-        accepts: Accepts,
-        *,
-        free: int | None = None,
-        slotless: int | None = None,
+        self, now: float, slots: int, accepts: Accepts, *, free: float = inf, slotless: float = inf
     ) -> list[Entry]:
-        """Return tasks to claim now, at most as many as there are slots; to be ended by
-        `finish_claim`.
+        """Return tasks to claim now, at most `slots`; `finish_claim` must follow.
 
-        `free` is how many slots our own executors have left, when these are what is on offer: then
-        no tenant may take them all. `slotless` is how many they take in that need none.
+        `free` is how many slots our own executors have left: no tenant may take them all.
+        `slotless` is how many tasks they take in that need no slot.
         """
         self._queue_due(now)
         if slots <= 0:
             return []
-        picked: list[Entry] = []
-        found = True
-        while found and not picked:
-            room = None
-            if free is not None:
-                room = SlotQuota(free, self.leases.by_tenant, self._claiming, slotless=slotless)
-            picked = self._queue.pick(now, slots, accepts, room)
-            found = bool(picked)
-            if any(expired(entry, now) for entry in picked):
-                for entry in [entry for entry in picked if expired(entry, now)]:
-                    self._unclaim(entry, now)
-                picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+        while True:
+            quota = SlotQuota(free, self.leases.by_tenant, self._claiming, slotless=slotless)
+            picked = self._queue.pick(now, slots, accepts, quota)
+            late = [entry for entry in picked if expired(entry, now)]
+            if not late:
+                break
+            for entry in late:
+                self._unclaim(entry, now)
+            picked = [entry for entry in picked if entry.phase is Phase.CLAIMING]
+            if picked:
+                break
         self.reserve(entry.tenant_id for entry in picked if entry.slot)
         return picked
 
@@ -207,7 +203,7 @@ class Engine:
             self._update_running(row, now)
 
     def match(self, now: float, most: int) -> list[Entry]:
-        """Return tasks to claim now for workers that wait; to be ended by `finish_claim`."""
+        """Return tasks to claim now for workers that wait; `finish_claim` must follow."""
         self._queue_due(now)
         picked = self._queue.match(now, most)
         for entry in self._queue.dropped():
@@ -218,7 +214,7 @@ class Engine:
     def finish_claim(
         self, picked: Sequence[Entry], executions: Iterable[Execution], now: float
     ) -> list[tuple[int, UUID]]:
-        """Start what was leased of a claim. Return the other tasks: look at those again."""
+        """Start what was leased of a claim. Return the other tasks, to be read again."""
         self.unreserve(e.tenant_id for e in picked if e.holder is None and e.slot)
         leased = {execution.id: execution for execution in executions}
         refused = []
@@ -247,7 +243,7 @@ class Engine:
         return min(known) if known else None
 
     def situation(self, row: TaskRow, now: float) -> Situation:
-        """Return what surrounds a task, for `explain`: of others' tasks we know little."""
+        """Return what surrounds a task, for `explain`; little is known of tasks of other owners."""
         around = Situation()
         if self._needs_worker(row.capability):
             pools = self.workers.pools_for(row.tenant_id, row.queue, row.capability)
@@ -338,7 +334,7 @@ class Engine:
             row.tenant_id, row.id, row.partition, row.concurrency_key, row.rev + 1,
             execution.fence, execution.lease_end, holder,
             confirmed=entry.poll is None or entry.poll.here, slot=slot,
-            presumed_started=entry.poll is not None and self._queue.presumes_started(entry.poll),
+            presumed_started=entry.poll is not None and self.workers.presumes_started(entry.poll),
         )  # fmt: skip
         self.running.add(task, ours=holder is None)
 
@@ -358,7 +354,7 @@ class Engine:
 
     def _end(self, running: RunningTask, now: float) -> None:
         """End an execution for good: rows that were read before do not bring it back."""
-        self.running.note_end(running)
+        self.running.note_end(running.id, running.fence)
         self._stop(running, now)
 
     def _stop(self, running: RunningTask, now: float) -> None:
@@ -371,7 +367,7 @@ class Engine:
                 self._queue.push(entry, now)
 
     def _forget(self, task_id: UUID, now: float, rev: float = inf) -> None:
-        """Unless what we know of it is newer than this."""
+        """Forget a task, unless what we know of it is newer than this rev."""
         entry = self.window.get(task_id)
         if entry is not None and entry.phase is not Phase.CLAIMING and entry.row.rev <= rev:
             self._drop(entry, now)

@@ -17,7 +17,7 @@ EXPIRY = "expiry"
 
 
 class Situation(NamedTuple):
-    """What surrounds a waiting task; None means that nobody here knows."""
+    """What surrounds a waiting task; None means that it is not known here."""
 
     owned: bool = False
     can_run: bool | None = None

@@ -5,8 +5,8 @@ receivers cannot hold every slot. Inside a tenant: the earliest virtual deadline
 minus priority times the aging step; a task that waits long enough beats any priority, so nothing
 starves.
 
-Tasks for workers wait in groups of their own and compete for their tenant's workers only; who waits
-for them is `demand`'s to know.
+Tasks for workers wait in groups of their own and compete for their tenant's workers only; `pools`
+knows these workers.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,13 +17,13 @@ from mainspring.domain.capability import THERE_FOR, takes_slot
 from mainspring.domain.lateness import Cause
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import LeaseHolder, Poll, WorkerDemand, WorkerPool
+from mainspring.engine.demand import LeaseHolder
 from mainspring.engine.entry import Entry, Phase
 from mainspring.engine.explain import Situation
 from mainspring.engine.gates import KeyGate, RunningGate, expired
+from mainspring.engine.pools import Group, WorkerDemand, WorkerPool
 from mainspring.engine.running import RunningTask
-from mainspring.engine.shares import Group, TenantShare
-from mainspring.engine.slot_quota import SlotQuota
+from mainspring.engine.shares import SlotQuota, TenantShare
 
 UNKNOWN = TenantLimits(max_running=0)
 """Until a tenant's limits are known none of its tasks starts: they might be one too many."""
@@ -32,8 +32,6 @@ Accepts = Callable[[str], bool]
 """Whether the slots on offer can run tasks of a capability."""
 NeedsWorker = Callable[[str], bool]
 """Whether tasks of this capability are for workers."""
-
-
 CountedTask = Entry | RunningTask
 """A task that is being claimed, or runs: it counts for its tenant, for its key, and for the worker
 that took it."""
@@ -54,34 +52,26 @@ class FairQueue:
         self._dropped: list[Entry] = []
 
     def set_limits(self, tenant_id: int, limits: TenantLimits, now: float) -> bool:
-        """Change a tenant's limits. True when the tenant must be counted, and its due tasks be
-        pushed, anew, because its gates are others now."""
+        """Change a tenant's limits. Return whether `recount` and new pushes of its tasks must
+        follow, because its gates are others now."""
         self._limits[tenant_id] = limits
         self.unknown.discard(tenant_id)
         tenant = self._tenants.get(tenant_id)
         if tenant is None or tenant.limits == limits:
             return False
-        if tenant.limits is not UNKNOWN:  # what was waited for until now was no limit
-            self._note_waits(tenant, now)
+        waiting: Iterable[Iterable[Entry]] = (*tenant.all_groups(), *tenant.keys.values())
+        for entry in chain.from_iterable(waiting):
+            self._note_wait(tenant, entry, now)
         tenant.limits = limits
         return True
 
-    def _note_waits(self, tenant: TenantShare, now: float) -> None:
-        """Note what a tenant's tasks have waited for so far, before they are pushed anew."""
-        for group in chain(tenant.groups.values(), tenant.worker_groups.values()):
-            for entry in group:
-                self._leave_bucket(entry, group, now)
-        for entry in chain.from_iterable(tenant.keys.values()):
-            entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
-
     def _note_wait(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """Note what a task has waited for so far, wherever it waits."""
-        group = tenant.group_of(entry)
-        if tenant.limits is UNKNOWN:
+        """Note what a task has waited for so far, in a group or for its key."""
+        if tenant.limits is UNKNOWN:  # it waited for no limit
             return
         if entry.entered is None:
             entry.add_wait(Cause.CONCURRENCY_KEY, now - entry.ready_at)
-        elif group is not None:
+        elif (group := tenant.group_of(entry)) is not None:
             self._leave_bucket(entry, group, now)
 
     def recount(self, tenant_id: int, running: Iterable[int]) -> None:
@@ -109,21 +99,19 @@ class FairQueue:
         if key is None:
             self._add_ready(tenant, entry, now)
         else:
-            self._key(tenant, key).join(entry, lambda e: self._offer(tenant, e, now))
+            tenant.key_gate(key).join(entry, lambda e: self._offer(tenant, e, now))
         if entry.was_turned_away:
             self._explain_absence(tenant, entry, now)
 
     def _explain_absence(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """Account for a task that had no room in the window: it waited for the same as those before
-        it."""
+        """Account for a task that had no room in the window: it waited as those before it did."""
         entry.was_turned_away = False
         group = tenant.group_of(entry) if entry.entered is not None else None
         cause = Cause.CONCURRENCY_KEY if group is None else group.bucket.cause
         entry.add_wait(cause, max(0.0, entry.unaccounted(now)))
 
     def may_skip_queue(self, tenant_id: int) -> bool:
-        """Whether one more task of a tenant could start before any other: it has no limit, and
-        none of its tasks waits."""
+        """Whether a new task of a tenant would be its next: it has no limit, and no task waits."""
         limits = self._limits.get(tenant_id, UNKNOWN)
         tenant = self._tenants.get(tenant_id)
         return limits.max_running is None and (tenant is None or not tenant.waiting)
@@ -143,7 +131,7 @@ class FairQueue:
             self._drop_idle_key(tenant, entry.row.concurrency_key)
 
     def pick(
-        self, now: float, slots: int, accepts: Accepts, room: SlotQuota | None = None
+        self, now: float, slots: int, accepts: Accepts, quota: SlotQuota | None = None
     ) -> list[Entry]:
         """Return the next tasks to start, at most `slots`; they count as running from here on."""
         order = [
@@ -152,51 +140,39 @@ class FairQueue:
             if tenant.waiting and not tenant.held_back
         ]
         heapify(order)
+        quota = quota or SlotQuota()
         picked: list[Entry] = []
         while order and len(picked) < slots:
             tenant_id = order[0][2]
             tenant = self._tenants[tenant_id]
-            over_quota = room is not None and not room.admits(tenant_id, tenant.limits.weight)
-            entry = None if over_quota else self._take(tenant, now, accepts, room)
+            entry = None
+            if quota.admits(tenant_id, tenant.limits.weight):
+                entry = self._take(tenant, now, accepts, slotless=quota.admits_slotless)
             if entry is None:
                 heappop(order)
                 continue
             picked.append(entry)
-            if room is not None:
-                if entry.slot:
-                    room.take(tenant_id)
-                else:
-                    room.take_slotless()
+            quota.take(tenant_id, slot=entry.slot)
             self._served += 1
             tenant.served = self._served
             heapreplace(order, (tenant.share, tenant.served, tenant_id))
         return picked
 
-    def presumes_started(self, poll: Poll) -> bool:
-        """Whether what was claimed for a poll counts as started without word of its worker: it got
-        nothing else, and does not tell of what it begins."""
-        return not poll.announces and self.workers.holds_one(poll)
-
     def started(self, task: CountedTask) -> None:
         """Count a task that was found running (claimed before we became the owner)."""
         tenant = self._tenant(task.tenant_id)
-        self._take_slot(tenant, task)
+        self._count_running(tenant, task, 1)
         gate = tenant.gate(task.partition) if task.slot else None
         if gate is not None:
             gate.running += 1
         if task.concurrency_key is not None:
-            self._key(tenant, task.concurrency_key).running += 1
+            tenant.key_gate(task.concurrency_key).running += 1
 
     def ended(self, task: CountedTask, now: float) -> None:
         """Stop counting a task that is over, or was not started after all."""
         tenant_id, key = task.tenant_id, task.concurrency_key
         tenant = self._tenants[tenant_id]
-        if task.holder is None and task.slot:
-            tenant.running -= 1
-        else:
-            tenant.without_slot -= 1
-        if task.holder is not None:
-            self.workers.remove_lease(task.holder)
+        self._count_running(tenant, task, -1)
         gate = tenant.gates.get(task.partition) if task.slot else None
         if gate is not None:
             gate.running = max(0, gate.running - 1)
@@ -213,8 +189,7 @@ class FairQueue:
     # Workers ---------------------------------------------------------------------------------
 
     def match(self, now: float, most: int) -> list[Entry]:
-        """Return tasks that a waiting worker can run, each with the poll it was picked for; they
-        count as running from here on."""
+        """Return tasks for workers that wait, each with its poll; they count as running now."""
         self.workers.sweep(now)
         picked: list[Entry] = []
         for pool in self.workers.dirty():
@@ -235,7 +210,6 @@ class FairQueue:
             return
         held_back: list[Group] = []
         while len(picked) < most and pool.polls and (group := pool.next_group()) is not None:
-            assert isinstance(group, Group)
             entry = self._hand_to_worker(tenant, pool, group, now)
             if entry is not None:
                 picked.append(entry)
@@ -280,7 +254,7 @@ class FairQueue:
         return () if tenant is None else tenant.worker_groups.values()
 
     def _add_ready(self, tenant: TenantShare, entry: Entry, now: float) -> None:
-        """Let a task compete from now on."""
+        """Let a task compete."""
         row = entry.row
         if not self._needs_worker(row.capability):
             tenant.group(entry, now).push(entry, now)
@@ -300,8 +274,7 @@ class FairQueue:
     def _gate_turned(
         self, tenant_id: int, tenant: TenantShare, gate: RunningGate, now: float
     ) -> None:
-        """Review the groups behind a gate that opened or closed: they wait for something else
-        now."""
+        """Review the groups behind a gate that opened or closed."""
         for group in tenant.worker_groups.values():
             if group.gate is gate:
                 group.review(now)
@@ -313,30 +286,21 @@ class FairQueue:
         else:
             tenant.waiting += change
 
-    def _take_slot(self, tenant: TenantShare, task: CountedTask) -> None:
+    def _count_running(self, tenant: TenantShare, task: CountedTask, change: int) -> None:
         if task.holder is None and task.slot:
-            tenant.running += 1
+            tenant.running += change
         else:
-            tenant.without_slot += 1
+            tenant.without_slot += change
         if task.holder is not None:
-            self.workers.add_lease(task.holder)
+            count = self.workers.add_lease if change > 0 else self.workers.remove_lease
+            count(task.holder)
 
     # Details ---------------------------------------------------------------------------------
 
-    def situation(
-        self, row: TaskRow, entry: Entry | None, known: Situation | None = None
-    ) -> Situation:
-        """Return what surrounds a task: for people who ask, not for the way of a task."""
-        tenant = self._tenants.get(row.tenant_id)
+    def situation(self, row: TaskRow, entry: Entry | None, known: Situation) -> Situation:
+        """Return what is known of a task, and what surrounds it here: only for `explain`."""
         limits = self._limits.get(row.tenant_id, UNKNOWN)
-        known = known or Situation()
-        if tenant is None:
-            return known._replace(
-                owned=True,
-                tenant_running=0,
-                tenant_limit=limits.running_per_partition,
-                key_running=0,
-            )
+        tenant = self._tenants.get(row.tenant_id) or TenantShare(limits)
         gate = tenant.gates.get(row.partition) if takes_slot(row.capability) else None
         key = tenant.keys.get(row.concurrency_key or "")
         # A task that is being claimed counts as running, but it is not in its own way.
@@ -350,17 +314,14 @@ class FairQueue:
         )
 
     def _take(
-        self, tenant: TenantShare, now: float, accepts: Accepts, room: SlotQuota | None
+        self, tenant: TenantShare, now: float, accepts: Accepts, *, slotless: bool
     ) -> Entry | None:
-        slotless = room is None or room.admits_slotless
-        while True:
-            best = self._best_group(tenant, now, accepts, slotless)
-            if best is None:
-                return None
+        while (best := self._best_group(tenant, now, accepts, slotless)) is not None:
             entry = self._take_first(tenant, best, now)
             if entry is not None:
                 self._let_pass(tenant, best, entry, now)
                 return entry
+        return None
 
     def _take_first(self, tenant: TenantShare, group: Group, now: float) -> Entry | None:
         """Take the first task of a group; None if its key has filled up, so that it waits again."""
@@ -374,7 +335,7 @@ class FairQueue:
 
     def _let_pass(self, tenant: TenantShare, group: Group, entry: Entry, now: float) -> None:
         self._count_waiting(tenant, entry, -1)
-        self._take_slot(tenant, entry)
+        self._count_running(tenant, entry, 1)
         entry.phase = Phase.CLAIMING
         key = entry.row.concurrency_key
         if group.gate is not None and entry.slot:
@@ -427,12 +388,6 @@ class FairQueue:
             tenant = self._tenants[tenant_id] = TenantShare(limits)
         return tenant
 
-    def _key(self, tenant: TenantShare, key: str) -> KeyGate:
-        gate = tenant.keys.get(key)
-        if gate is None:
-            gate = tenant.keys[key] = KeyGate()
-        return gate
-
     def _drop_idle_key(self, tenant: TenantShare, key: str | None) -> None:
         if key is not None and key in tenant.keys and tenant.keys[key].idle:
             del tenant.keys[key]
@@ -442,6 +397,5 @@ def _place(tenant: TenantShare, key: KeyGate | None, entry: Entry) -> int | None
     behind_key = key.place_of(entry) if key is not None else None
     if behind_key is not None:
         return behind_key
-    everywhere = chain(tenant.groups.values(), tenant.worker_groups.values())
-    places = (group.place_of(entry) for group in everywhere)
+    places = (group.place_of(entry) for group in tenant.all_groups())
     return next((place for place in places if place is not None), None)

@@ -64,10 +64,10 @@ class RunningGate:
 
 
 class KeyGate:
-    """A concurrency key: a task passes if fewer than its own limit are running under the key.
+    """A concurrency key: a task passes if fewer tasks than its own limit run under the key.
 
-    Of the tasks that wait under a key one per line (alike for who runs them) competes in the fair
-    queue at a time; the others wait here, so a blocked key costs nothing while it is blocked.
+    One waiting task per line (see `line_of`) competes in the fair queue at a time; the others wait
+    here, so a blocked key costs nothing while it is blocked.
     """
 
     __slots__ = ("_lines", "running")
@@ -93,7 +93,7 @@ class KeyGate:
         return limit is None or self.running < limit
 
     def turned_back(self, entry: Entry) -> None:
-        """Take back the competing task of a line: the key had filled up."""
+        """Take back the competing task of a line, because the key had filled up."""
         line = self._lines[entry.line]
         line.competing = None
         line.wait(entry)
@@ -115,18 +115,18 @@ class KeyGate:
         return place + (line.competing is not None)
 
     def passed(self, entry: Entry, compete: Compete) -> None:
-        """Count the competing task of a line, which was picked."""
+        """Count the competing task of a line as running."""
         self.running += 1
         line = self._lines[entry.line]
         line.competing = None
         self._advance(entry.line, line, compete)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over what waits for the key, and does not compete."""
+        """Iterate over the tasks that wait for the key and do not compete."""
         return (entry for line in self._lines.values() for entry in line)
 
     def clear(self) -> None:
-        """Forget who waits, not who runs: the waiting are about to join anew."""
+        """Forget the waiting tasks, which are about to join anew, and not the running ones."""
         self._lines.clear()
 
     def freed(self, compete: Compete) -> None:

@@ -20,9 +20,9 @@ class HeldLease:
 class HeldLeases:
     """The leases this node must extend: a queue, because every lease is equally long.
 
-    Turns are counted by the node's steady clock, and from the first look after a lease was added:
-    they come also while the database's clock has jumped back and its time stands still for us. A
-    short task is over before its turn comes, so it is never extended.
+    Turns are counted by the node's steady clock, from the first look after a lease was added: the
+    database's clock may have jumped back, and its time stands still for us then. A short task is
+    over before its turn comes, so it is never extended.
     """
 
     def __init__(self, lease: float) -> None:
@@ -59,8 +59,8 @@ class HeldLeases:
             self._count(held, -1)
 
     def due_for_extension(self, steady: float, limit: int) -> list[HeldLease]:
-        """Return the leases whose turn it is, by the node's steady clock; each gets its next turn a
-        third of a lease later. To be called at every look, for turns count from the first."""
+        """Return the leases whose turn it is, and give each its next turn a third of a lease later.
+        To be called at every look, for the turns of new leases count from it."""
         turn = steady + self._interval
         self._turns.extend((turn, held) for held in self._fresh if not held.over)
         self._fresh.clear()
@@ -73,12 +73,12 @@ class HeldLeases:
         return due
 
     def next_extension(self) -> float | None:
-        """When the next of them has its turn, by the steady clock."""
+        """Return when the next turn comes, by the steady clock."""
         return self._turns[0][0] if self._turns else None
 
     def cancelled_during_claim(self, claimed: Iterable[UUID]) -> list[HeldLease]:
-        """Return the leases of a claim that were asked to cancel before it was answered. To be
-        called once it is, with all that it was about."""
+        """Return the leases that were asked to cancel before their claim was answered. To be called
+        once it is, with all tasks of the claim."""
         if not self._to_cancel:
             return []
         asked = {task_id: self._to_cancel.pop(task_id, None) for task_id in claimed}

@@ -3,12 +3,11 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from uuid import UUID
 
 from mainspring.engine.demand import LeaseHolder, WorkerSession
 from mainspring.engine.timer import Timer
-
-_NO_LATER_EXECUTION = float("inf")
 
 
 @dataclass(slots=True)
@@ -26,15 +25,14 @@ class RunningTask:
     confirmed: bool = True
     """Whether its worker was heard of since it is ours: if not, it may never have got the task."""
     presumed_started: bool = False
-    """Whether it counts as started although its worker does not say so: one that never announces,
-    and got this task as its only one."""
+    """Whether it counts as started although its worker does not say so."""
     over: bool = False
     slot: bool = True
     """Whether it counts for limits and shares; for its key it always does."""
 
 
 class RunningTasks:
-    """What is running in the partitions we own. When a lease ends, somebody must look."""
+    """The running tasks of our partitions."""
 
     # The lease is judged by the database; asking a moment late spares a useless question.
     _MARGIN = 0.05
@@ -59,8 +57,7 @@ class RunningTasks:
         return [(t.tenant_id, t.id) for t in self if t.partition == partition]
 
     def expired_leases(self, now: float, limit: int = 2000) -> list[RunningTask]:
-        """Return leases of others that seem to have ended. Each is watched again a moment later
-        until it is removed."""
+        """Return leases of others that seem to have ended; each comes again until it is removed."""
         ended: list[RunningTask] = []
         while len(ended) < limit and (task := self._ends.pop_one(now)) is not None:
             if task.over:
@@ -70,17 +67,12 @@ class RunningTasks:
                 ended.append(task)
         return ended
 
-    def extend(self, task_id: UUID, fence: int, lease_end: float) -> None:
-        """Note that a lease was extended."""
+    def confirm(self, task_id: UUID, fence: int, lease_end: float = -inf) -> None:
+        """Note that a lease was extended, or that a task claimed for a worker of another node has
+        reached that node."""
         task = self._tasks.get(task_id)
         if task is not None and task.fence == fence:
             task.lease_end = max(task.lease_end, lease_end)
-            task.confirmed = True
-
-    def confirm(self, task_id: UUID, fence: int) -> None:
-        """Note that a task claimed for a worker of another node has reached that node."""
-        task = self._tasks.get(task_id)
-        if task is not None and task.fence == fence:
             task.confirmed = True
 
     def by_worker(self) -> dict[tuple[int, str], int]:
@@ -113,7 +105,10 @@ class RunningTasks:
         if task is not None:
             task.over = True
             if task.holder is not None:
-                self._remove_from_worker(task.holder.session, task_id)
+                name = task.holder.session[:2]
+                del self._of_worker[name][task_id]
+                if not self._of_worker[name]:
+                    del self._of_worker[name]
         return task
 
     def remove_partitions(self, partitions: Collection[int]) -> list[RunningTask]:
@@ -125,18 +120,14 @@ class RunningTasks:
     def next_end(self) -> float | None:
         return self._ends.next_at()
 
-    def _remove_from_worker(self, session: WorkerSession, task_id: UUID) -> None:
-        of_worker = self._of_worker[session[:2]]
-        of_worker.pop(task_id, None)
-        if not of_worker:
-            del self._of_worker[session[:2]]
-
     # Reads that are under way ----------------------------------------------------------------
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While rows are read, tasks may end that are unfinished in them: for the reader they must
-        not start again, and wait for ever or count until their lease is over."""
+        """Return a context to enter before rows are read, and leave once they are passed on.
+
+        Tasks that are unfinished in these rows may end meanwhile: they must not start again, and
+        wait for ever or count until their lease is over."""
         ended: dict[UUID, float] = {}
         self._ended_during.append(ended)
         try:
@@ -144,16 +135,8 @@ class RunningTasks:
         finally:
             self._ended_during = [other for other in self._ended_during if other is not ended]
 
-    def note_end(self, task: RunningTask) -> None:
-        """Note that an execution is over for good, and not only looked after by somebody else
-        now."""
-        self._note(task.id, task.fence)
-
-    def note_finished(self, task_id: UUID) -> None:
-        """Note that a task is finished: there will be no other execution."""
-        self._note(task_id, _NO_LATER_EXECUTION)
-
-    def _note(self, task_id: UUID, fence: float) -> None:
+    def note_end(self, task_id: UUID, fence: float = inf) -> None:
+        """Note that an execution is over for good; without a fence, that the task is finished."""
         for ended in self._ended_during:
             ended[task_id] = max(fence, ended.get(task_id, fence))
 
@@ -162,7 +145,6 @@ class RunningTasks:
         return any(ended.get(task_id, -1) >= fence for ended in self._ended_during)
 
     def forget_ends(self) -> None:
-        """Take back what ended: perhaps nothing is ours because the database was set back, and is
-        read anew."""
+        """Forget which executions ended: the database may have been set back, and is read anew."""
         for ended in self._ended_during:
             ended.clear()

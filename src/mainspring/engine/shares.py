@@ -1,46 +1,19 @@
-"""One tenant's share of a node: its due tasks in groups, its gates and its keys."""
+"""The shares of tenants in a node: their due tasks in groups, their gates, keys and slots."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
 
-from mainspring.domain.capability import need_of
-from mainspring.domain.lateness import Cause
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.demand import WorkerPool
 from mainspring.engine.entry import Entry
-from mainspring.engine.gates import KeyGate, RunningGate, Turns
-from mainspring.engine.ledger import Bucket
+from mainspring.engine.gates import KeyGate, RunningGate
+from mainspring.engine.pools import Group
+
+MAX_SHARE_RATIO = 4
 
 _FEW = 64
-
-
-class Group(Turns):
-    """The due tasks of one line behind the same running gate: a ledger bucket."""
-
-    __slots__ = ("alone", "bucket", "capability", "gate", "pools", "queue")
-
-    def __init__(self, queue: str, capability: str, gate: RunningGate | None, now: float) -> None:
-        super().__init__()
-        self.queue = queue
-        self.capability = capability
-        self.gate = gate
-        self.bucket = Bucket(Cause.FAIR_SHARE, now)
-        self.pools: list[WorkerPool] = []
-        """For tasks of workers: the kinds of workers that can run them."""
-        self.alone = need_of(capability).alone
-
-    def closed(self) -> Cause | None:
-        """Return why none of it may start; None when the gate is open."""
-        return self.gate.closed() if self.gate else None
-
-    def review(self, now: float) -> None:
-        """Update what tasks for workers wait for."""
-        self.bucket.switch(
-            self.closed() or (Cause.FAIR_SHARE if self.pools else Cause.NO_WORKER), now
-        )
-
-    def push(self, entry: Entry, now: float) -> None:
-        entry.entered = self.bucket.enter(now)
-        self.wait(entry)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,13 +53,22 @@ class TenantShare:
     def idle(self) -> bool:
         return not (self.running or self.waiting or self.without_slot or self.waiting_for_workers)
 
+    def key_gate(self, key: str) -> KeyGate:
+        gate = self.keys.get(key)
+        if gate is None:
+            gate = self.keys[key] = KeyGate()
+        return gate
+
+    def all_groups(self) -> Iterator[Group]:
+        return chain(self.groups.values(), self.worker_groups.values())
+
     def name_of(self, entry: Entry) -> tuple[int, str, str]:
         # Only a limited tenant needs its partitions apart: each has a gate of its own.
         unlimited = self.limits.running_per_partition is None
         return (-1 if unlimited else entry.row.partition, *entry.line)
 
     def group_of(self, entry: Entry) -> Group | None:
-        """The group or line of a task, if there is one."""
+        """Return the group of a task, if there is one."""
         name = self.name_of(entry)
         group = self.groups.get(name)
         return self.worker_groups.get(name) if group is None else group
@@ -103,8 +85,8 @@ class TenantShare:
         return group
 
     def drop_empty_groups(self) -> None:
-        """Make room for another group. The names of queues are free: once there are twice as many
-        as were in use, the empty ones go. Those in steady use are not made anew with each task."""
+        """Make room for another group, for the names of queues are free: once there are twice as
+        many as were in use, the empty ones go. Those in use are not made anew with each task."""
         if len(self.groups) + len(self.worker_groups) < max(_FEW, 2 * self._groups_kept):
             return
         for kept in (self.groups, self.worker_groups):
@@ -113,3 +95,37 @@ class TenantShare:
                 for pool in empty.pools:
                     pool.ready.pop(empty, None)
         self._groups_kept = len(self.groups) + len(self.worker_groups)
+
+
+class SlotQuota:
+    """A count of free slots for one round of picking, and who holds the others.
+
+    Fairness decides who goes next when a slot is free; it cannot help when none is, because a
+    tenant of receivers that never answer took them all while nobody else was there. So a tenant may
+    hold slots only as long as they are at most a few times those still free: one alone gets four
+    fifths of the node, two get four ninths each, and whoever comes next finds a slot at once.
+    """
+
+    def __init__(self, free: float = inf, *held: Mapping[int, int], slotless: float = inf) -> None:
+        self._free = free
+        self._held = held
+        self._slotless = slotless
+        """How many tasks may be picked that take no slot."""
+        self._taken: Counter[int] = Counter()
+
+    def admits(self, tenant_id: int, weight: int) -> bool:
+        """Whether this tenant may take one more slot."""
+        holds = self._taken[tenant_id] + sum(held.get(tenant_id, 0) for held in self._held)
+        return holds < MAX_SHARE_RATIO * weight * self._free
+
+    @property
+    def admits_slotless(self) -> bool:
+        """Whether one more task may be picked that takes no slot."""
+        return self._slotless > 0
+
+    def take(self, tenant_id: int, *, slot: bool = True) -> None:
+        if slot:
+            self._taken[tenant_id] += 1
+            self._free -= 1
+        else:
+            self._slotless -= 1

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Timer(Generic[T]):
-    """Holds values until their time. A forgotten one is skipped when it surfaces."""
+    """Holds values until their time. A value that is void by then is the caller's to skip."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
@@ -32,5 +32,5 @@ class Timer(Generic[T]):
         return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now else None
 
     def next_at(self) -> float | None:
-        """Return when to look again."""
+        """Return the earliest time."""
         return self._heap[0][0] if self._heap else None

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Collection
-from typing import NamedTuple
 from uuid import UUID
 
 from mainspring.domain.lateness import Cause, EndedWaiting
@@ -11,22 +10,12 @@ from mainspring.engine.entry import Entry
 _MOST = 10_000
 
 
-class _Account(NamedTuple):
-    """What a task that was due since then had waited for, before its next execution."""
-
-    partition: int
-    due: float
-    fence: int
-    tenant_id: int
-    waited: dict[Cause, float]
-
-
 class WaitHistory:
-    """A task leaves the window and comes back when it is edited or paused, when it makes room for
-    others, and when its claim is refused."""
+    """What tasks had waited for that left the window: they were edited or paused, had to make room
+    for others, or their claim was refused."""
 
     def __init__(self) -> None:
-        self._accounts: OrderedDict[UUID, _Account] = OrderedDict()
+        self._left: OrderedDict[UUID, Entry] = OrderedDict()
         self._ended: deque[EndedWaiting] = deque(maxlen=_MOST)
 
     # For the drivers -------------------------------------------------------------------------
@@ -37,7 +26,7 @@ class WaitHistory:
         return len(self._ended)
 
     def peek_ended(self, most: int) -> list[EndedWaiting]:
-        """Return some of them; call `discard_ended` once they are written."""
+        """Return some ended tasks; call `discard_ended` once they are written."""
         return [self._ended[n] for n in range(min(most, len(self._ended)))]
 
     def discard_ended(self, count: int) -> None:
@@ -48,21 +37,17 @@ class WaitHistory:
 
     def save(self, entry: Entry) -> None:
         """Keep what a task that left the window has waited for."""
-        row = entry.row
         if not entry.waited:
             return
-        self._accounts[row.id] = _Account(
-            row.partition, row.due, row.fence, row.tenant_id, entry.waited
-        )
-        if len(self._accounts) > _MOST:
-            self._accounts.popitem(last=False)
+        self._left[entry.row.id] = entry
+        if len(self._left) > _MOST:
+            self._left.popitem(last=False)
 
     def restore(self, entry: Entry, owned_since: float) -> None:
-        """Let a task that came into the window late go on with its account. What it waited for
-        before its partition was ours is unknown."""
-        row = entry.row
-        known = self._accounts.pop(row.id, None)
-        if known is not None and known[1:3] == (row.due, row.fence):
+        """Give a task back its account. What it waited for before its partition was ours is
+        unknown."""
+        row, known = entry.row, self._left.pop(entry.row.id, None)
+        if known is not None and (known.row.due, known.row.fence) == (row.due, row.fence):
             entry.waited = known.waited
             return
         before_us = entry.unaccounted(owned_since)
@@ -70,13 +55,13 @@ class WaitHistory:
             entry.add_wait(Cause.UNATTRIBUTED, before_us)
 
     def end(self, task_id: UUID) -> None:
-        """Queue the account of a finished task: whoever ended it while it waited had none."""
-        known = self._accounts.pop(task_id, None)
-        if known is not None:
+        """Queue the account of a finished task, to be recorded: it may have ended without one."""
+        known = self._left.pop(task_id, None)
+        if known is not None and known.waited is not None:
             waited = {cause.value: round(seconds, 6) for cause, seconds in known.waited.items()}
             self._ended.append(EndedWaiting(known.tenant_id, task_id, waited))
 
     def forget(self, partitions: Collection[int]) -> None:
         """Drop the accounts of partitions that others own from now on."""
-        for task_id in [i for i, a in self._accounts.items() if a.partition in partitions]:
-            del self._accounts[task_id]
+        for task_id in [i for i, entry in self._left.items() if entry.partition in partitions]:
+            del self._left[task_id]

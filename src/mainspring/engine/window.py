@@ -41,17 +41,18 @@ _Key = tuple[int, int, str | None, str | None, str | None, int | None]
 class _Limited:
     """A limited number of things, and whether more had to be turned away."""
 
-    __slots__ = ("key", "loading", "turned_away")
+    __slots__ = ("_most", "key", "loading", "turned_away")
     held: Collection[object]
 
-    def __init__(self, key: StreamKey) -> None:
+    def __init__(self, key: StreamKey, most: int) -> None:
         self.key = key
+        self._most = most
         self.turned_away: float | None = None
         self.loading = False
 
     @property
     def cap(self) -> int:
-        raise NotImplementedError
+        return self._most
 
     @property
     def full(self) -> bool:
@@ -72,39 +73,26 @@ class _Limited:
 class _TenantWindow(_Limited):
     """The streams of one tenant in one partition."""
 
-    __slots__ = ("_cap", "held", "share")
+    __slots__ = ("held", "share")
 
-    def __init__(self, key: StreamKey, cap: int) -> None:
-        super().__init__(key)
-        self._cap = cap
+    def __init__(self, key: StreamKey, most: int) -> None:
+        super().__init__(key, most)
         self.held: set[StreamKey] = set()
-        self.share = cap
+        self.share = most
         """How many tasks each of its streams may hold."""
 
-    @property
-    def cap(self) -> int:
-        return self._cap
-
-    def opened(self, stream: StreamKey) -> None:
-        self.held.add(stream)
-        self._divide()
-
-    def closed(self, stream: StreamKey) -> None:
-        self.held.discard(stream)
-        self._divide()
-
-    def _divide(self) -> None:
-        self.share = max(_FEWEST, self._cap // max(1, len(self.held)))
+    def divide(self) -> None:
+        """Share the room anew, after a stream was opened or closed."""
+        self.share = max(_FEWEST, self._most // max(1, len(self.held)))
 
 
 class _Stream(_Limited):
     """The tasks of one stream."""
 
-    __slots__ = ("_most", "held", "tenant")
+    __slots__ = ("held", "tenant")
 
     def __init__(self, key: StreamKey, most: int, tenant: _TenantWindow) -> None:
-        super().__init__(key)
-        self._most = most
+        super().__init__(key, most)
         self.tenant = tenant
         self.held: dict[UUID, Entry] = {}
 
@@ -117,8 +105,7 @@ class _Stream(_Limited):
         return self.turned_away is not None and due >= self.turned_away
 
     def last(self) -> Entry | None:
-        """Return the one that would have to make room for an earlier one: the last that is not on
-        its way."""
+        """Return the last task that is not being claimed: it makes room for an earlier one."""
         waiting = (entry for entry in self.held.values() if entry.phase is not Phase.CLAIMING)
         return max(waiting, key=lambda entry: entry.row.due, default=None)
 
@@ -150,8 +137,7 @@ class Window:
         return entry is not None and entry.phase is Phase.CLAIMING
 
     def expired_in(self, partitions: Collection[int], now: float) -> list[tuple[int, UUID]]:
-        """Return what waits in partitions though its time is over, for comparing with the
-        database."""
+        """Return tasks that wait in partitions after their expiry, to compare with the database."""
         rows = (e.row for e in self if e.row.partition in partitions and expired(e, now))
         return [(row.tenant_id, row.id) for row in rows]
 
@@ -173,13 +159,12 @@ class Window:
         return entry
 
     def displaced(self) -> list[Entry]:
-        """Return what had to make room since the last time: it is removed here already."""
+        """Return tasks that had to make room since the last call: they are removed already."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
     def _displace(self, stream: _Stream, due: float) -> bool:
-        """Let the last task of a full stream go for one that is due before it: who plans ahead must
-        not be in the way of what is due now."""
+        """Let the last task of a full stream go for one that is due before it."""
         last = stream.last()
         if last is None or last.row.due <= due:
             return False
@@ -190,23 +175,19 @@ class Window:
 
     def turned_away(self, row: TaskRow) -> bool:
         """Whether tasks like this one had to be turned away."""
-        both = (
-            self._streams.get(stream_of(row)),
-            self._tenants.get((row.partition, row.tenant_id)),
-        )
-        return any(
-            found is not None and (found.loading or found.turned_away is not None) for found in both
-        )
+        both = (stream_of(row), StreamKey(row.partition, row.tenant_id))
+        found = filter(None, map(self._find, both))
+        return any(limited.loading or limited.turned_away is not None for limited in found)
 
     def remove(self, entry: Entry) -> None:
-        """Let a task go; its stream, or its tenant, may run low by that."""
+        """Remove a task; its stream, or its tenant, may run low by that."""
         del self._entries[entry.row.id]
         stream = self._streams[entry.stream]
         del stream.held[entry.row.id]
         self._review(stream)
 
     def remove_partitions(self, partitions: Collection[int]) -> list[Entry]:
-        """Remove everything of some partitions, and return it."""
+        """Remove and return the tasks of some partitions."""
         gone = [entry for entry in self if entry.row.partition in partitions]
         for entry in gone:
             del self._entries[entry.row.id]
@@ -223,7 +204,7 @@ class Window:
         return bool(self._low)
 
     def refills(self) -> list[Refill]:
-        """Return what to load now. Each must be ended by `refilled` or `not_refilled`."""
+        """Return what to load now. `refilled` or `not_refilled` must follow for each."""
         wanted = []
         for found in self._low:
             if not found.wants_more:
@@ -237,23 +218,21 @@ class Window:
         return wanted
 
     def refilled(self, refill: Refill, rows: Sequence[TaskRow]) -> None:
-        """A refill was loaded, and its rows were offered to `admit` already."""
-        found = self._find(refill.stream)
-        if found is None:
-            return
-        found.loading = False
-        if len(rows) == refill.limit and isinstance(found, _Stream):
-            found.turn_away(rows[-1].due)
-        self._review(found)
+        """End a refill whose rows were offered to `admit` already."""
+        full = refill.stream.queue is not None and len(rows) == refill.limit
+        self._end_refill(refill, rows[-1].due if full else None)
 
     def not_refilled(self, refill: Refill) -> None:
-        """A refill failed: ask again."""
+        """End a refill that failed: it is asked for again."""
+        self._end_refill(refill, refill.since)
+
+    def _end_refill(self, refill: Refill, turned_away: float | None) -> None:
         found = self._find(refill.stream)
-        if found is None:
-            return
-        found.loading = False
-        found.turn_away(refill.since)
-        self._review(found)
+        if found is not None:
+            found.loading = False
+            if turned_away is not None:
+                found.turn_away(turned_away)
+            self._review(found)
 
     def _open(self, row: TaskRow) -> _Stream | None:
         """Make room for a stream, unless its tenant has too many."""
@@ -266,7 +245,8 @@ class Window:
             tenant.turn_away(row.due)
             return None
         key = stream_of(row)
-        tenant.opened(key)
+        tenant.held.add(key)
+        tenant.divide()
         stream = self._streams[key] = _Stream(key, self._stream_cap, tenant)
         return stream
 
@@ -285,7 +265,8 @@ class Window:
         key = found.key
         if isinstance(found, _Stream):
             del self._streams[key]
-            found.tenant.closed(key)
+            found.tenant.held.discard(key)
+            found.tenant.divide()
             self._review(found.tenant)
         else:
             del self._tenants[key.partition, key.tenant_id]

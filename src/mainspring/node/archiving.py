@@ -44,7 +44,7 @@ class ArchiveCommand:
             return False
 
     async def _run(self, table: str, output: IO[bytes]) -> int | None:
-        """Its exit status; None when it took too long. It ends with us at the latest."""
+        """Return its exit status; None when it took too long. It ends with us at the latest."""
         process = await asyncio.create_subprocess_exec(
             *killed_with_parent(),
             *("sh", "-c", self._command),

@@ -9,8 +9,8 @@ import structlog
 
 from mainspring.domain.partitions import Ownership
 from mainspring.errors import StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.store.workflows.step_rows import Ended
@@ -61,7 +61,7 @@ class Deadlines:
                 self._announcer.announce_runs(moved)
 
     async def _expire(self, ownership: Ownership, leaving: Sequence[Ended]) -> None:
-        """Expire steps; all those of a run together."""
+        """Expire steps, those of a run together."""
         runs: dict[UUID, list[Ended]] = {}
         for end in leaving:
             runs.setdefault(end.run_id, []).append(end)
@@ -78,5 +78,5 @@ class Deadlines:
 
 
 def _log_refused(run_id: UUID) -> None:
-    """Within an except: this run stays as it is."""
+    """Log the exception at hand: this run stays as it is."""
     log.exception("a run cannot be ended", action="deadline.refused", run=str(run_id))

@@ -3,19 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from math import inf
 from uuid import UUID
 
 import structlog
 
 from mainspring import crash_points
 from mainspring.domain.capability import takes_slot
-from mainspring.domain.execution import Execution, cannot_be_read, not_started, released
+from mainspring.domain.execution import Execution, Report, cannot_be_read, not_started, released
 from mainspring.domain.rows import TaskRow
 from mainspring.engine.demand import WorkerSession, lease_holder_of
 from mainspring.engine.entry import Entry
 from mainspring.engine.leases import HeldLease
-from mainspring.engine.running import RunningTask
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import BackgroundTasks
@@ -24,6 +24,7 @@ from mainspring.node.lease_maintenance import LeaseMaintenance
 from mainspring.node.recorder import Recorder
 from mainspring.node.retrying import until_answered, wait_at_most
 from mainspring.node.state import NodeState
+from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 
@@ -31,30 +32,15 @@ log = structlog.get_logger()
 
 _LONGEST_SLEEP = 1.0
 _CLAIMS_IN_FLIGHT = 2
-# How long a task rests that the database refused to start: it is not due there yet, or changed.
+# Seconds until a task that the database refused to start is read again.
 _REST = 0.01
-
-
-class WorkerLeases(Protocol):
-    """Claims and hands out what the engine picked for workers."""
-
-    async def claim(self, picked: Sequence[Entry]) -> list[Execution]: ...
-
-    def hand_out(self, picked: Sequence[Entry], executions: Sequence[Execution]) -> None: ...
-
-    def tell_remote_nodes(self) -> None:
-        """Tell nodes whose workers could run what waits here."""
-        ...
-
-    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Answer the polls of these workers before their time: whoever is there asks again."""
-        ...
 
 
 @dataclass(slots=True)
 class _ClaimQueue:
-    """Claims of one kind: few at a time."""
+    """The claims of one kind, for our executors or for workers: few in flight at a time."""
 
+    pick: Callable[[float], list[Entry]]
     lease: Callable[[Sequence[Entry]], Awaitable[list[Execution]]]
     hand_out: Callable[[Sequence[Entry], Sequence[Execution]], None]
     in_flight: int = 0
@@ -66,33 +52,34 @@ class _ClaimQueue:
 
 
 class Dispatcher:
-    """Claims whenever something is due or a dispatch is requested, and never waits for the
-    database: every statement runs in a task of its own, few at a time, so that batches form by
-    themselves."""
+    """Claims whenever something is due or a dispatch is requested. It never waits for the database:
+    few statements run at a time, each in a task of its own, so that batches form by themselves."""
 
     def __init__(self, state: NodeState, store: EngineStore, recorder: Recorder) -> None:
-        self._config = state.config
         self._state = state
         self._store = store
         self._recorder = recorder
-        self._metrics = state.metrics
+        self._config, self._metrics = state.config, state.metrics
         self._executors: list[Executor] = []
-        self._own = _ClaimQueue(self._lease, self._hand_out)
-        self._for_workers: _ClaimQueue | None = None
-        self._lease_service: WorkerLeases | None = None
+        self._own = _ClaimQueue(self._pick, self._lease, self._hand_out)
+        self._queues = [self._own]
+        self._lease_service: LeaseService | None = None
         self._background_tasks = BackgroundTasks(of="dispatch")
-        self._upkeep = LeaseMaintenance(state, store, recorder, self)
         self.closed = False
+        self.lease_maintenance = LeaseMaintenance(
+            state, store, recorder, self.cancel, self.interrupt_polls
+        )
         self.eager_leases = EagerLeases(state, store, self)
         recorder.eager_leases = self.eager_leases
 
     def add_executor(self, executor: Executor) -> None:
         self._executors.append(executor)
 
-    def serve_workers(self, lease_service: WorkerLeases) -> None:
+    def serve_workers(self, lease_service: LeaseService) -> None:
         """Claim for workers too, and let this service hand out what was claimed."""
         self._lease_service = lease_service
-        self._for_workers = _ClaimQueue(lease_service.claim, lease_service.hand_out)
+        match = partial(self._state.engine.match, most=self._config.claim_batch)
+        self._queues.append(_ClaimQueue(match, lease_service.claim, lease_service.hand_out))
 
     @property
     def free_slots(self) -> int:
@@ -105,19 +92,15 @@ class Dispatcher:
 
     def room_for(self, row: TaskRow) -> int:
         """Return how many tasks that need the same could be started here now."""
-        runs = None if takes_slot(row.capability) else self._free_runs
-        return self.free_slots if runs is None else min(runs, self.free_slots)
+        free = self.free_slots
+        return free if takes_slot(row.capability) else int(min(free, self._free_runs))
 
     @property
-    def _free_runs(self) -> int | None:
+    def _free_runs(self) -> float:
         """How many tasks that need no slot may be claimed. Those of a claim in flight are not yet
-        counted by whoever begins them: a few hundred more do no harm."""
+        counted by their executor: a few hundred more do no harm."""
         rooms = [room for each in self._executors if (room := each.room()) is not None]
-        return min(rooms, default=None)
-
-    def can_run(self, row: TaskRow) -> bool:
-        """Whether something here can run a task."""
-        return self.accepts(row.capability)
+        return min(rooms, default=inf)
 
     def close(self) -> None:
         """Start nothing any more; running executions keep their leases all the same."""
@@ -129,7 +112,7 @@ class Dispatcher:
             self._state.dispatch_wanted.clear()
             now = clock.now()
             self._start_claims(now)
-            self._upkeep.turn()
+            self.lease_maintenance.turn()
             if engine.wants_limits:
                 self._state.load_wanted.set()
             if engine.window.wants_more:
@@ -139,62 +122,53 @@ class Dispatcher:
             rest = _LONGEST_SLEEP
             if (next_wake := engine.next_wake()) is not None and next_wake > now:
                 rest = min(rest, next_wake - clock.now())
-            if (turn := self._upkeep.next_turn()) is not None:
+            if (turn := self.lease_maintenance.next_turn()) is not None:
                 rest = min(rest, turn - clock.steady())
             await wait_at_most(self._state.dispatch_wanted, rest)
 
     # Claiming --------------------------------------------------------------------------------
 
     def _start_claims(self, now: float) -> None:
-        engine = self._state.engine
-        while self._own.free and not self.closed:
-            free = self.free_slots
-            batch = min(free, self._config.claim_batch)
-            picked = engine.pick(now, batch, self.accepts, free=free, slotless=self._free_runs)
-            if not picked:
-                break
-            self._start_claim(self._own, picked)
-        lane, lease_service = self._for_workers, self._lease_service
-        if lane is None or lease_service is None:
-            return
-        while lane.free and not self.closed:
-            picked = engine.match(now, self._config.claim_batch)
-            if not picked:
-                break
-            self._start_claim(lane, picked)
-        lease_service.tell_remote_nodes()
+        for queue in self._queues:
+            while queue.free and not self.closed and (picked := queue.pick(now)):
+                queue.in_flight += 1
+                queue.tasks += len(picked)
+                self._background_tasks.start(self._claim(queue, picked))
+        if self._lease_service is not None:
+            self._lease_service.tell_remote_nodes()
 
-    def _start_claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
-        lane.in_flight += 1
-        lane.tasks += len(picked)
-        self._background_tasks.start(self._claim(lane, picked))
+    def _pick(self, now: float) -> list[Entry]:
+        free = self.free_slots
+        batch = min(free, self._config.claim_batch)
+        pick = self._state.engine.pick
+        return pick(now, batch, self.accepts, free=free, slotless=self._free_runs)
 
-    async def _claim(self, lane: _ClaimQueue, picked: Sequence[Entry]) -> None:
+    async def _claim(self, queue: _ClaimQueue, picked: Sequence[Entry]) -> None:
         try:
-            executions = await lane.lease(picked)
+            executions = await queue.lease(picked)
         except BaseException:
             # Nothing is being claimed any more; the rotating reload finds these tasks again.
             self._state.engine.finish_claim(picked, (), self._state.clock.now())
             self._state.engine.leases.cancelled_during_claim(e.row.id for e in picked)
-            lane.hand_out(picked, ())
+            queue.hand_out(picked, ())
             raise
         finally:
-            lane.in_flight -= 1
-            lane.tasks -= len(picked)
+            queue.in_flight -= 1
+            queue.tasks -= len(picked)
             self._state.request_dispatch()
         refused = self._state.engine.finish_claim(picked, executions, self._state.clock.now())
-        lane.hand_out(picked, executions)
+        queue.hand_out(picked, executions)
         claimed = (entry.row.id for entry in picked)
         self.cancel(self._state.engine.leases.cancelled_during_claim(claimed))
         if refused:
             await self._look_again(refused)
 
     async def _look_again(self, refused: Sequence[tuple[int, UUID]]) -> None:
-        """Read again what the database refused to start: it has changed, or is not due yet by the
-        database's clock, which may have jumped back behind ours."""
+        """Read again what the database refused to start: it has changed, or is not due yet by its
+        clock, which may have jumped back behind ours."""
         ahead = self._state.clock.now() - self._state.clock.measured()
         await asyncio.sleep(min(_REST + ahead, _LONGEST_SLEEP))
-        with self._state.engine.reading():
+        with self._state.engine.running.reading():
             seen = await until_answered(lambda: self._store.look_at(refused), self._metrics)
             self.cancel(self._state.apply(seen.rows, seen.gone))
 
@@ -205,7 +179,7 @@ class Dispatcher:
         crash_points.reach("claim.before_commit")
         lease = self._config.lease
         try:
-            # Who was picked keeps its place meanwhile: to look at it would take a connection, too.
+            # What was picked keeps its place meanwhile: to read it would take a connection, too.
             executions = await until_answered(
                 lambda: self._store.claim(ownership, refs, worker=worker, lease=lease),
                 self._metrics,
@@ -228,32 +202,30 @@ class Dispatcher:
         crash_points.reach("claim.handed_out")
 
     def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
-        """Give leased tasks to executors. What may not begin any more goes back."""
+        """Give leased tasks to executors, and release what may not start any more."""
         now = self._state.clock.now()
-        back: list[Execution] = []
-        unreadable: list[Execution] = []
+        over: list[Report] = []
         by_capability: dict[str, list[Execution]] = {}
         for capability, execution in leased:
             if self.closed or execution.lease_end <= self._state.clock.measured():
-                back.append(execution)
+                over.append(released(execution, now))
             elif execution.unreadable is not None:
-                unreadable.append(execution)
+                over.append(cannot_be_read(execution, now))
             else:
                 self._metrics.start_delay.observe(now - execution.due)
                 by_capability.setdefault(capability, []).append(execution)
         for capability, batch in by_capability.items():
             executor = self._executor_for(capability)
             if executor is None:
-                back += batch
+                over += [released(execution, now) for execution in batch]
             else:
                 self._start(executor, batch)
-        over = [released(a, now) for a in back] + [cannot_be_read(a, now) for a in unreadable]
         if over:
             self._recorder.report(over)
 
     def _start(self, executor: Executor, batch: Sequence[Execution]) -> None:
-        """Also if an executor raises: what it has taken in it reports, and what it has not taken
-        would be ours for ever, with a lease that is extended and nobody at work."""
+        """Start executions, also if the executor raises: what it has not taken in would be ours for
+        ever, with a lease that is extended and nobody at work."""
         try:
             executor.start(batch)
         except Exception:
@@ -268,6 +240,7 @@ class Dispatcher:
             self._recorder.report(nobodys)
 
     def accepts(self, capability: str) -> bool:
+        """Whether something here can run tasks of a capability."""
         return self._executor_for(capability) is not None
 
     def _executor_for(self, capability: str) -> Executor | None:
@@ -282,8 +255,7 @@ class Dispatcher:
                 executor.cancel(held.id, held.fence)
 
     def interrupt_workers(self, rows: Sequence[TaskRow]) -> None:
-        """Let workers hear before their next heartbeat which of these tasks were asked to
-        cancel."""
+        """Let workers hear at once which of these tasks were asked to cancel."""
         asked = {
             holder.session
             for row in rows
@@ -292,10 +264,6 @@ class Dispatcher:
         self.interrupt_polls(asked)
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Let these workers ask again at once."""
+        """Answer the polls of these workers, so that they ask again at once."""
         if holders and self._lease_service is not None:
             self._lease_service.interrupt_polls(holders)
-
-    async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
-        """End leases that seem to have ended."""
-        await self._upkeep.expire_leases(ended)

@@ -1,11 +1,12 @@
 """Eager leases: tasks that are leased to this node by the statement that creates or releases them.
 
-An offer says what may be leased, and keeps slots for it until it is ended: only of the slots beyond
-the half that nobody uses, so that nobody who queues has to wait because of it.
+An offer says what may be leased, and keeps slots for it until it is ended. Half of the slots are
+never offered, so that no queued task has to wait because of it.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
 from typing import Protocol
@@ -30,44 +31,40 @@ EagerLease = tuple[TaskRow, Execution]
 
 
 class Slots(Protocol):
-    """The executors of this node."""
+    """The slots of this node's executors: the dispatcher."""
 
     @property
     def free_slots(self) -> int: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether nothing may start any more."""
-        ...
+    def closed(self) -> bool: ...
 
     def accepts(self, capability: str) -> bool: ...
 
-    def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None:
-        """Give leased tasks, each with its capability, to the executors."""
-        ...
+    def give_out(self, leased: Iterable[tuple[str, Execution]]) -> None: ...
 
 
+@dataclass(eq=False)
 class EagerLeases:
     """Offers eager leases, and starts what was leased."""
 
-    def __init__(self, state: NodeState, store: EngineStore, slots: Slots) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._metrics = state.metrics
-        self._slots = slots
-        self.reserved = 0
-        """Slots that are kept for offers."""
-        self._unknown: dict[str, dict[UUID, NewTask]] = {}
-        """New tasks of which it is not known whether they were leased, by the worker they would be
-        leased to; their slots are kept."""
-        self._resolving: asyncio.Task[None] | None = None
+    _state: NodeState
+    _store: EngineStore
+    _slots: Slots
+    reserved: int = field(default=0, init=False)
+    """Slots that are kept for offers."""
+    _unknown: dict[str, dict[UUID, NewTask]] = field(default_factory=dict, init=False)
+    """New tasks that may have been leased or not, by the worker's name; their slots are kept."""
+    _resolving: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._config, self._metrics = self._state.config, self._state.metrics
         self._background_tasks = BackgroundTasks(of="dispatch")
 
     # Steps that are released -----------------------------------------------------------------
 
     def offer_steps(self) -> StepLeaseOffer:
-        """Offer to run steps that a transaction releases; to be ended in any case."""
+        """Offer to run steps that a transaction releases; `end_steps` must follow."""
         most = min(_MOST_STEPS, self._spare_slots)
         if most <= 0:
             return NO_STEP_LEASES
@@ -75,17 +72,17 @@ class EagerLeases:
         return StepLeaseOffer(most, self._state.worker, self._config.lease)
 
     def end_steps(self, offer: StepLeaseOffer, leased: Sequence[EagerLease]) -> None:
-        """Start what was leased; what cannot start any more is released."""
         self.reserved -= offer.most
         self._start(leased)
 
     # Tasks that are created ------------------------------------------------------------------
 
     def offer_tasks(self, tasks: Iterable[NewTask]) -> EagerLeaseOffer:
-        """Offer to run new tasks; to be ended in any case. They go before nobody: no task of their
-        tenant waits, and where slots are short the most urgent get them."""
+        """Offer to run new tasks; `end_tasks` must follow. No task of their tenant waits, and where
+        slots are short the most urgent get them."""
         # What is due is for the database to say; our clock may be a little slow.
         spare, soon = self._spare_slots, self._state.clock.now() + _CLOCK_ERROR
+        engine = self._state.engine
         free: dict[tuple[int, str], bool] = {}
         chosen: list[NewTask] = []
         for task in tasks if spare > 0 else ():
@@ -93,12 +90,12 @@ class EagerLeases:
                 continue
             kind = (task.tenant_id, task.capability)
             if kind not in free:
-                free[kind] = self._may_start(*kind)
+                accepted = takes_slot(task.capability) and self._slots.accepts(task.capability)
+                free[kind] = accepted and engine.may_skip_queue(task.tenant_id)
             if free[kind]:
                 chosen.append(task)
         if not chosen:
             return NO_EAGER_LEASE
-        engine = self._state.engine
         if len(chosen) > spare:
             chosen = nsmallest(spare, chosen, key=lambda t: engine.deadline(t.due, t.priority))
         self.reserved += len(chosen)
@@ -106,7 +103,7 @@ class EagerLeases:
         return EagerLeaseOffer({t.id: t for t in chosen}, self._state.worker, self._config.lease)
 
     def end_tasks(self, offer: EagerLeaseOffer, leased: Sequence[EagerLease] | None) -> None:
-        """Start what was leased. None: nobody knows, for the answer was lost."""
+        """Start what was leased; None when that is not known, for the answer was lost."""
         if not offer.tasks:
             return
         if leased is None:
@@ -118,13 +115,13 @@ class EagerLeases:
         self._start(leased)
 
     def forget(self, tasks: Sequence[UUID]) -> None:
-        """Note that these were claimed: they were not leased eagerly."""
+        """Note that these tasks were claimed: they were not leased eagerly."""
         for worker in list(self._unknown):
             self._take_unknown(worker, tasks)
 
     async def _resolve_unknown(self) -> None:
-        """Start what was leased after all, and tell the engine about what was not. One question for
-        all of it, however many answers get lost while the database is away."""
+        """Start what was leased after all, and tell the engine about what was not. All of it is
+        asked at once, however many answers get lost while the database is away."""
         while self._unknown:
             worker, unknown = next(iter(self._unknown.items()))
             tasks = dict(unknown)
@@ -151,20 +148,15 @@ class EagerLeases:
         self._free(taken)
 
     def _free(self, tasks: Mapping[UUID, NewTask]) -> None:
-        """Free the slots that were kept for these: whoever waits may take them."""
+        """Free the slots that were kept for these tasks."""
         self.reserved -= len(tasks)
         self._state.engine.unreserve(task.tenant_id for task in tasks.values())
         self._state.request_dispatch()
 
     @property
     def _spare_slots(self) -> int:
-        """Slots beyond the half that is kept for whoever queues."""
+        """Slots beyond the half that is kept for queued tasks."""
         return 0 if self._slots.closed else self._slots.free_slots - self._config.slots // 2
-
-    def _may_start(self, tenant_id: int, capability: str) -> bool:
-        engine, slots = self._state.engine, self._slots
-        accepted = takes_slot(capability) and slots.accepts(capability)
-        return accepted and engine.may_skip_queue(tenant_id)
 
     def _start(self, leased: Sequence[EagerLease]) -> None:
         now = self._state.clock.now()

@@ -29,10 +29,8 @@ Job = Callable[[], Awaitable[object]]
 
 @dataclass(eq=False)
 class Housekeeper:
-    """Tidies up every minute if the duty is ours, and always keeps an eye on the planner.
-
-    To retire old history is a duty of its own: to archive it may take long, and all else goes on.
-    """
+    """Runs the jobs of the duties that are ours, each duty in a loop of its own: to archive history
+    may take long, and all else goes on. Every node watches the statistics of tables."""
 
     _state: NodeState
     _house: HousekeepingStore
@@ -52,15 +50,20 @@ class Housekeeper:
             log.info("the duty will pass on by itself", action="house.kept_duty")
 
     async def tidy(self) -> None:
-        """Run a round of jobs, if they are ours; one that fails keeps no other from being run."""
+        """Run a round of jobs, if the duty is ours; one that fails does not stop the others."""
         if not await self._holds(_TIDYING):
             return
-        days, ledger = self._state.config.retention_days, self._house.ledger
+        config, ledger = self._state.config, self._house.ledger
+        days, ahead = config.retention_days, config.partitions_ahead
         jobs: dict[str, Job] = {
-            "make_partitions": self._make_partitions,
+            "make_partitions": lambda: _log_round(
+                "made partitions for history", self._house.make_partitions(ahead)
+            ),
             "clear_defaults": partial(self._house.clear_defaults, days),
-            "make_ledger_partitions": self._make_ledger_partitions,
-            "clear_ledger": partial(ledger.clear, self._state.config.ledger_retention_days),
+            "make_ledger_partitions": lambda: _log_round(
+                "made partitions for the ledger", ledger.make_partitions(ahead)
+            ),
+            "clear_ledger": partial(ledger.clear, config.ledger_retention_days),
             "clear_deleted_schedules": ledger.clear_deleted,
             "forget_expired": self._house.forget_expired,
             "forget_gone": self._house.forget_gone,
@@ -73,11 +76,11 @@ class Housekeeper:
             await _attempt(name, job)
 
     async def retire(self) -> None:
-        """Take old history out, if that is ours to do: two nodes must not archive the same."""
+        """Retire old history, if the duty is ours: two nodes must not archive the same."""
         await self._while_held(_RETIRING, self._retire)
 
     async def _while_held(self, duty: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do work that takes long, if it is ours to do and for as long as it is."""
+        """Do work that takes long, for as long as its duty is ours."""
         if not await self._holds(duty):
             return
         working = asyncio.create_task(work())
@@ -91,44 +94,34 @@ class Housekeeper:
             await asyncio.wait([working])
 
     async def _retire(self) -> None:
-        days, ledger_days = (
-            self._state.config.retention_days,
-            self._state.config.ledger_retention_days,
-        )
-        _log_round("retired old history", await self._house.retire_partitions(days, self._archive))
-        retired = await self._house.ledger.retire_partitions(ledger_days, self._archive)
-        _log_round("retired old decisions", retired)
+        config, house = self._state.config, self._house
+        history = house.retire_partitions(config.retention_days, self._archive)
+        await _log_round("retired old history", history)
+        decisions = house.ledger.retire_partitions(config.ledger_retention_days, self._archive)
+        await _log_round("retired old decisions", decisions)
 
     async def build_indexes(self) -> None:
-        """Build indexes that an upgrade declared, if that is ours to do."""
-        await self._while_held(_INDEXING, self._build_indexes)
-
-    async def _build_indexes(self) -> None:
-        _log_round("built indexes of history", await self._house.build_indexes())
+        """Build indexes that an upgrade declared, if the duty is ours."""
+        await self._while_held(
+            _INDEXING,
+            lambda: _log_round("built indexes of history", self._house.build_indexes()),
+        )
 
     async def _holds(self, duty: str) -> bool:
         return await self._house.hold_duty(self._state.node_id, _LEASE, duty)
 
     async def _still_holds(self, duty: str) -> bool:
-        """Asked at a third of the lease; an answer that fails to come twice can wait."""
+        """Ask twice: without an answer the duty counts as lost."""
         for _ in range(2):
             with suppress(StoreUnavailable):
                 return await self._holds(duty)
         return False
 
     async def _watch(self) -> None:
-        """The database looks at its tables once a minute; a burst is over by then."""
+        """Let the planner know of a burst, which is over when autovacuum looks, once a minute."""
         with suppress(StoreUnavailable):  # others tell of it, and less often
             if await self._house.analyze_if_grown():
                 log.info("told the planner of many new tasks", action="house.planner_told")
-
-    async def _make_partitions(self) -> None:
-        made = await self._house.make_partitions(self._state.config.partitions_ahead)
-        _log_round("made partitions for history", made)
-
-    async def _make_ledger_partitions(self) -> None:
-        made = await self._house.ledger.make_partitions(self._state.config.partitions_ahead)
-        _log_round("made partitions for the ledger", made)
 
     async def _clear_departed(self) -> None:
         cleared = await self._house.clear_departed()
@@ -163,7 +156,8 @@ async def _attempt(name: str, job: Job) -> None:
         log.exception("a job failed", action="house.failed", job=name)
 
 
-def _log_round(what: str, tables: Round) -> None:
+async def _log_round(what: str, work: Awaitable[Round]) -> None:
+    tables = await work
     if tables.done:
         log.info(what, action="house.tidied", tables=len(tables.done))
     for table, reason in tables.postponed.items():

@@ -1,9 +1,8 @@
 """Leases: ours are extended while their executions last; those that nobody extends are ended."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
 from mainspring import crash_points
@@ -21,27 +20,16 @@ from mainspring.store.task_refs import Seen, TaskRef
 _EXTEND_BATCH = 500
 
 
-class LeaseListener(Protocol):
-    """The listener for executions that are cancelled or lost."""
-
-    def cancel(self, executions: Sequence[HeldLease]) -> None:
-        """Stop executions that were asked to cancel, or are no longer ours."""
-        ...
-
-    def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        """Let these workers ask again."""
-        ...
-
-
 @dataclass(eq=False)
 class LeaseMaintenance:
-    """Two duties that do not wait for each other: to end a lease of a step takes a look at its
-    run, which another may hold for long, and meanwhile our own leases would end."""
+    """Extends our leases and ends those of others, side by side: to end a lease of a step takes the
+    lock of its run, which another may hold for long, and meanwhile our own leases would end."""
 
     _state: NodeState
     _store: EngineStore
     _recorder: Recorder
-    _listener: LeaseListener
+    _cancel: Callable[[Sequence[HeldLease]], None]
+    _interrupt_polls: Callable[[Collection[WorkerSession]], None]
     _background_tasks: BackgroundTasks = field(
         default_factory=lambda: BackgroundTasks(of="lease"), init=False
     )
@@ -49,11 +37,11 @@ class LeaseMaintenance:
     _expiring: asyncio.Task[None] | None = field(default=None, init=False)
 
     def next_turn(self) -> float | None:
-        """When there is something to extend, by the steady clock; not while that is under way."""
+        """Return when to extend, by the steady clock; None while that is under way."""
         return self._state.engine.leases.next_extension() if _is_over(self._extending) else None
 
     def turn(self) -> None:
-        """Begin what is to be done now."""
+        """Begin to extend and to end what is due."""
         engine = self._state.engine
         batch = _EXTEND_BATCH if _is_over(self._extending) else 0
         if due := engine.leases.due_for_extension(self._state.clock.steady(), batch):
@@ -73,9 +61,9 @@ class LeaseMaintenance:
         for held in due:
             item = kept.get(held.id)
             if item is not None:
-                self._state.engine.running.extend(held.id, held.fence, item.lease_end)
+                self._state.engine.running.confirm(held.id, held.fence, item.lease_end)
         # An execution that is not ours any more would be refused at its end: spare the effort.
-        self._listener.cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
+        self._cancel([h for h in due if h.id not in kept or kept[h.id].cancel_requested])
         self._state.request_dispatch()
 
     async def expire_leases(self, ended: Sequence[RunningTask]) -> None:
@@ -89,14 +77,14 @@ class LeaseMaintenance:
             self._state.metrics,
         )
         self._state.metrics.executions.labels("lost").inc(len(lost.rows) + len(lost.gone))
-        found = {row.id for row in lost.rows} | set(lost.gone)
-        self._count_losses(ended, found, set(lost.gone))
-        self._end_polls(task for task in ended if task.id in found)
+        gone = set(lost.gone)
+        found = {row.id for row in lost.rows} | gone
+        self._note_losses((task for task in ended if task.id in found), gone)
         self._apply(lost)
         others = [(task.tenant_id, task.id) for task in ended if task.id not in found]
         if others:
             await self._expire_steps(others, count_crash, presumed)
-            with self._state.engine.reading():
+            with self._state.engine.running.reading():
                 self._apply(await self._look_at(others))
 
     async def _expire_steps(
@@ -105,7 +93,7 @@ class LeaseMaintenance:
         count_crash: Sequence[UUID],
         presumed: Sequence[UUID],
     ) -> None:
-        """Steps whose runs have to hear of it are not ended with the others."""
+        """End leases of steps that the others' statement leaves out: their runs must hear of it."""
         unheard = [
             TaskRef(row.tenant_id, row.id, row.fence)
             for row in (await self._look_at(tasks)).rows
@@ -121,24 +109,19 @@ class LeaseMaintenance:
         return await until_answered(lambda: self._store.look_at(tasks), self._state.metrics)
 
     def _apply(self, seen: Seen) -> None:
-        self._listener.cancel(self._state.apply(seen.rows, seen.gone))
+        self._cancel(self._state.apply(seen.rows, seen.gone))
 
-    def _end_polls(self, lost: Iterable[RunningTask]) -> None:
-        """End the polls of workers that lost tasks: one that was silent until its lease ended may
-        be frozen, with a poll that is still open: what it lost must not come back to it unless it
-        asks again. To be called before the engine hears that the tasks wait."""
-        self._listener.interrupt_polls(
-            {task.holder.session for task in lost if task.holder is not None}
-        )
-
-    def _count_losses(
-        self, ended: Sequence[RunningTask], lost: Collection[UUID], gone: Collection[UUID]
-    ) -> None:
-        for task in ended:
-            if task.holder is not None and task.id in lost:
+    def _note_losses(self, lost: Iterable[RunningTask], gone: Collection[UUID]) -> None:
+        """Count losses of workers, and end their polls before the engine hears that the tasks wait:
+        a silent worker may be frozen with an open poll, and must not get them back unasked."""
+        holders = set[WorkerSession]()
+        for task in lost:
+            if task.holder is not None:
+                holders.add(task.holder.session)
                 self._state.metrics.worker_losses.inc()
                 if task.holder.alone and task.confirmed and task.id in gone:
                     self._state.metrics.poisoned.inc()
+        self._interrupt_polls(holders)
 
 
 def _is_over(task: asyncio.Task[None] | None) -> bool:

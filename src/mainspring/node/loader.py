@@ -13,7 +13,7 @@ from mainspring.domain.partitions import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.partition_loader import PartitionLoader
-from mainspring.node.periodic_jobs import PeriodicJobs
+from mainspring.node.retrying import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
@@ -26,7 +26,7 @@ _EXPIRE_EVERY = 1.0
 
 @dataclass(eq=False)
 class Loader:
-    """Reads what is new, and tells the engine."""
+    """Reads what is new or changed, and tells the engine."""
 
     _state: NodeState
     _store: EngineStore
@@ -35,8 +35,8 @@ class Loader:
     _partition_loader: PartitionLoader
     _jobs: PeriodicJobs = field(init=False)
     _heard: tuple[UUID, list[int]] = field(init=False)
-    """Wake rows of which the engine has heard: they may go. Not under another id of the node:
-    in a database that was set back, these numbers are given to others."""
+    """The node's id, and the wake rows that the engine has heard of under it: they may go. Under
+    another id the database may have been set back, and their numbers be given to others."""
     _read_until: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class Loader:
             if every("wakes", self._state.config.wake_poll) or self._state.wakes_wanted:
                 self._state.wakes_wanted = False
                 await jobs.run(self._poll_wakes)
-            wanted = self._state.engine.wants_limits or self._limits_outdated
-            if every("limits", _LIMITS_EVERY) or wanted:
+            outdated = self._state.limits_read_by != self._state.node_id
+            if every("limits", _LIMITS_EVERY) or self._state.engine.wants_limits or outdated:
                 await jobs.run(self._refresh_limits)
             if every("expire", _EXPIRE_EVERY):
                 await jobs.run(self._expire)
@@ -60,8 +60,8 @@ class Loader:
             await jobs.wait()
 
     async def _advance_horizon(self) -> None:
-        """Look further ahead. The engine wants the new stretch before it is read: what is written
-        meanwhile reaches it one way or the other."""
+        """Look further ahead. The engine accepts the new stretch before it is read, so that what is
+        written meanwhile reaches it."""
         wanted = self._state.clock.now() + self._state.config.look_ahead
         if wanted - self._read_until < self._state.config.look_ahead / 4:
             return
@@ -99,10 +99,6 @@ class Loader:
         self._dispatcher.cancel(self._state.apply(woken.rows, woken.gone))
         self._dispatcher.interrupt_workers(woken.rows)
 
-    @property
-    def _limits_outdated(self) -> bool:
-        return self._state.limits_read_by != self._state.node_id
-
     async def _refresh_limits(self) -> None:
         node = self._state.node_id
         await self._load_limits(None)
@@ -116,7 +112,7 @@ class Loader:
         self._state.request_dispatch()
 
     async def _record_waits(self) -> None:
-        """Record what ended tasks had waited for: whoever ended them may not have known it."""
+        """Record what tasks had waited for that ended while they waited."""
         waits = self._state.engine.waits
         ended = waits.peek_ended(_EXPIRED_AT_ONCE)
         await self._store.explain_ends(ended)

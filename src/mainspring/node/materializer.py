@@ -14,8 +14,8 @@ import structlog
 
 from mainspring import crash_points, timezones
 from mainspring.errors import NothingSent, StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.retrying import repeat, wait_at_most, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.schedules.service import DueSchedule, ScheduleService
 from mainspring.store.creation import window_row
@@ -26,18 +26,16 @@ _AHEAD = 1.0
 _BATCHES = 10
 _WATCH_EVERY = 5.0
 _REST = 0.02
-"""How long a schedule rests that could not be decided on: somebody is changing it at the moment, or
-it is not due yet by the database's clock."""
+"""Seconds until undecided schedules are looked at again: they are being changed, or not due yet."""
 _ASIDE = 30.0
 _RETIME_CHUNK = 1000
 _MOST_TOLD = 100
-"""How many overdue schedules are told of at a look: after an outage all schedules of an
-installation stand still for a moment."""
+"""Maximum of overdue schedules that are reported at a look: after an outage all of them may be."""
 
 
 @dataclass(eq=False)
 class Materializer:
-    """One loop: look, wait for the time, decide."""
+    """Looks for due schedules, waits for their time, and decides on them."""
 
     _state: NodeState
     _schedules: ScheduleService
@@ -48,7 +46,7 @@ class Materializer:
     """Schedules that could not be decided on, and when they are looked at again."""
 
     def hint(self) -> None:
-        """Look now: somebody changed something."""
+        """Look for due schedules now."""
         self._hinted.set()
 
     async def run(self) -> None:
@@ -58,18 +56,15 @@ class Materializer:
         self._hinted.clear()
         partitions = self._state.engine.partitions
         await self._look_after(partitions)
-        now, poll = self._state.clock.now(), self._state.config.wake_poll
-        batch = self._state.config.schedule_batch
+        now, config = self._state.clock.now(), self._state.config
+        poll, batch = config.wake_poll, config.schedule_batch
         due = await self._schedules.due(partitions, until=now + _AHEAD, limit=_BATCHES * batch)
         if not due:
             # Nothing for a while, unless somebody hints: no need to look so often.
             await wait_at_most(self._hinted, max(poll, _AHEAD / 2))
         elif due[0].wake > now:
             # What comes in between is found by looking again, at the latest when the first is due.
-            await wait_at_most(
-                self._hinted,
-                min(due[0].wake - self._state.clock.now(), self._state.config.wake_poll),
-            )
+            await wait_at_most(self._hinted, min(due[0].wake - self._state.clock.now(), poll))
         else:
             ready = [s for s in due if s.wake <= now and self._set_aside.get(s.id, 0.0) <= now]
             for start in range(0, len(ready), batch):
@@ -134,8 +129,8 @@ class Materializer:
             await self._schedules.report_overdue(self._state.config.overdue_after, limit=_MOST_TOLD)
 
     async def _retime(self, partitions: frozenset[int]) -> None:
-        """Compute next times anew after a change of the tz database. Again and again: a node of an
-        older version may have computed something meanwhile."""
+        """Compute next times anew after a change of the tz database, repeatedly: a node of an older
+        version may have computed some meanwhile."""
         while count := await self._schedules.retime(partitions, limit=_RETIME_CHUNK):
             log.info(
                 "computed next times anew",

@@ -1,13 +1,14 @@
-"""Membership: being alive, owning partitions, taking over from the dead, making room for the new.
+"""Membership in the cluster: heartbeats, ownership of partitions, takeover and handover.
 
-Heartbeats have a loop and a connection of their own, so that no other work can delay them, not even
-that of moving partitions. Every beat also measures the database's clock.
+Heartbeats have a loop and a connection of their own, so that nothing delays them, not even moving
+partitions. Every heartbeat also measures the database's clock.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -22,39 +23,34 @@ from mainspring.node.retrying import repeat, wait_at_most
 from mainspring.node.signals import Signals
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST
-from mainspring.store.cluster import ClusterStore, Member
+from mainspring.store.cluster import ClusterStore
 
 log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 
+@dataclass(eq=False)
 class Membership:
-    """Joins the cluster, beats, and moves partitions towards where they belong."""
+    """Joins the cluster, sends heartbeats, and moves partitions to where they belong."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        connect: Connect,
-        database_clock: clock.DatabaseClock,
-        partition_loader: PartitionLoader,
-        signals: Signals,
-        version: str,
-    ) -> None:
-        self._state = state
-        self._heartbeat_connection = _Connection(connect)
-        self._balance_connection = _Connection(connect)
-        self._clock = database_clock
-        self._partition_loader = partition_loader
-        self._signals = signals
-        self._version = version
-        self._moved = asyncio.Event()
-        self._moving = asyncio.Lock()
-        """Held while partitions move: our identity stays the same meanwhile."""
-        self._url: str | None = None
+    _state: NodeState
+    _connect: Connect
+    _clock: clock.DatabaseClock
+    _partition_loader: PartitionLoader
+    _signals: Signals
+    _version: str
+    _moved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _moving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while partitions move: our identity stays the same meanwhile."""
+    _url: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._heartbeat_connection = _Connection(self._connect)
+        self._balance_connection = _Connection(self._connect)
 
     def hint(self) -> None:
-        """Somebody came, went or gave something away: look now."""
+        """Look now: a node came, went or handed partitions over."""
         self._moved.set()
 
     async def join(self, url: str | None) -> None:
@@ -64,20 +60,30 @@ class Membership:
         for _ in range(3):
             sent = clock.monotonic()
             self._clock.sample(await cluster.now(), sent=sent, received=clock.monotonic())
-        self._state.epoch = await cluster.join(
-            self._state.node_id, self._state.config.node_name, url, self._version
-        )
+        await self._enter(cluster)
         log.info("joined the cluster", action="node.joined", node=str(self._state.node_id))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"membership.beat": self._keep_beating, "membership.balance": self._keep_balance}
+        errors = (StoreUnavailable, *CONNECTION_LOST)
+        keep = partial(repeat, metrics=self._state.metrics, errors=errors)
+        return {
+            "membership.beat": partial(
+                keep, self._beat_once, message="a heartbeat failed", action="node.beat_failed"
+            ),
+            "membership.balance": partial(
+                keep,
+                self._balance_once,
+                message="moving partitions failed",
+                action="node.move_failed",
+            ),
+        }
 
     async def leave(self) -> None:
         """Hand everything over at once and stop being a member. The loops have been stopped."""
         try:
             async with asyncio.timeout(self._state.config.node_ttl), self._moving:
                 cluster = ClusterStore(await self._balance_connection.connection())
-                others = [m.id for m in await self._alive(cluster) if m.id != self._state.node_id]
+                others = [n for n in await self._alive(cluster) if n != self._state.node_id]
                 mine = (await cluster.ownership()).get(self._state.node_id, [])
                 new_owners = {p: preferred_owner(p, others) if others else None for p in mine}
                 if await self._hand_over(cluster, new_owners, leaving=True):
@@ -92,15 +98,6 @@ class Membership:
         self._balance_connection.drop()
 
     # Being alive -----------------------------------------------------------------------------
-
-    async def _keep_beating(self) -> None:
-        await self._repeat(self._beat_once, "a heartbeat failed", action="node.beat_failed")
-
-    async def _repeat(
-        self, turn: Callable[[], Awaitable[None]], message: str, *, action: str
-    ) -> None:
-        errors = (StoreUnavailable, *CONNECTION_LOST)
-        await repeat(turn, self._state.metrics, message, action=action, errors=errors)
 
     async def _beat_once(self) -> None:
         async with self._heartbeat_connection.cluster() as cluster:
@@ -124,28 +121,23 @@ class Membership:
             )
 
     async def _rejoin(self, cluster: ClusterStore) -> None:
-        """We were declared dead, or the database is not the one that we knew: it was restarted,
-        restored or replaced, and what we believe may never have been. Start again as a new node."""
+        """Start again as a new node. This one was declared dead, or the database was restarted,
+        restored or replaced, and what we know of it may no longer be true."""
         former = self._state.node_id
         log.warning("no longer a member", action="node.fenced", node=str(former))
         self._state.metrics.node_fenced.inc()
         self._partition_loader.give_up(range(PARTITIONS))
         self._state.renew()
-        self._state.epoch = await cluster.join(
-            self._state.node_id,
-            self._state.config.node_name,
-            self._url,
-            self._version,
-            former=former,
-        )
+        await self._enter(cluster, former)
         self.hint()
 
-    # Owning partitions -----------------------------------------------------------------------
-
-    async def _keep_balance(self) -> None:
-        await self._repeat(
-            self._balance_once, "moving partitions failed", action="node.move_failed"
+    async def _enter(self, cluster: ClusterStore, former: UUID | None = None) -> None:
+        name = self._state.config.node_name
+        self._state.epoch = await cluster.join(
+            self._state.node_id, name, self._url, self._version, former=former
         )
+
+    # Owning partitions -----------------------------------------------------------------------
 
     async def _balance_once(self) -> None:
         self._moved.clear()
@@ -156,41 +148,33 @@ class Membership:
         await wait_at_most(self._moved, self._state.config.heartbeat)
 
     async def _balance(self, cluster: ClusterStore) -> bool:
-        """Look once at who lives and who owns what. Return whether something was given away."""
+        """Take partitions over and hand others over. Return whether any were handed over."""
         me = self._state.node_id
-        alive = await self._alive(cluster)
-        ids = tuple(member.id for member in alive)
-        if me not in ids:
+        alive = tuple(await self._alive(cluster))
+        if me not in alive:
             return False  # declared dead: the next beat tells
         ownership = await cluster.ownership()
         self._state.owners = {p: owner for owner, found in ownership.items() for p in found}
         mine = set(ownership.get(me, ()))
-        wanted = _shares(ids).get(me, frozenset())
-        orphans = {
-            p
-            for owner, found in ownership.items()
-            if owner not in ids
-            for p in found
-            if p in wanted
-        }
+        wanted = _shares(alive).get(me, frozenset())
+        orphans = wanted & {p for p, owner in self._state.owners.items() if owner not in alive}
         if orphans:
             mine |= await self._take_over(cluster, orphans)
         excess = mine - wanted
         handed_over = False
         if excess:
-            shares = _shares(ids)
-            new_owners = {p: node for node, share in shares.items() for p in share & excess}
+            new_owners = {p: node for node, share in _shares(alive).items() for p in share & excess}
             handed_over = await self._hand_over(cluster, new_owners)
         self._partition_loader.give_up(self._state.engine.partitions - mine)
         self._partition_loader.load(mine - excess - self._state.engine.partitions)
         return handed_over
 
-    async def _alive(self, cluster: ClusterStore) -> list[Member]:
-        """The living members; those that fell silent are fenced on the way."""
+    async def _alive(self, cluster: ClusterStore) -> list[UUID]:
+        """Return the living members, and fence those that fell silent."""
         alive = []
         for member in await cluster.members():
             if member.silent < self._state.config.node_ttl or member.id == self._state.node_id:
-                alive.append(member)
+                alive.append(member.id)
             elif await cluster.declare_dead(member.id, self._state.config.node_ttl):
                 log.warning(
                     "declared a node dead", action="node.declared_dead", node=str(member.id)
@@ -199,7 +183,7 @@ class Membership:
             # the next look tells.
         return alive
 
-    async def _take_over(self, cluster: ClusterStore, orphans: set[int]) -> set[int]:
+    async def _take_over(self, cluster: ClusterStore, orphans: Collection[int]) -> set[int]:
         taken = await cluster.take_over(self._state.node_id, self._state.epoch, orphans)
         crash_points.reach("takeover.committed")
         if taken:
@@ -209,7 +193,7 @@ class Membership:
     async def _hand_over(
         self,
         cluster: ClusterStore,
-        new_owners: dict[int, UUID | None] | dict[int, UUID],
+        new_owners: Mapping[int, UUID | None],
         *,
         leaving: bool = False,
     ) -> bool:

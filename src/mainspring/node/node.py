@@ -15,7 +15,6 @@ from mainspring.engine.leases import HeldLease
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import Executor
 from mainspring.lifecycle import Supervisor
-from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.eager_leases import EagerLease
@@ -25,7 +24,7 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
-from mainspring.node.signals import Signals
+from mainspring.node.signals import Announcer, Signals
 from mainspring.node.state import NodeState
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.creation import EagerLeaseOffer, NewTask
@@ -52,12 +51,13 @@ class Node:
     _materializer: Materializer
     _deadlines: Deadlines
     _executors: Sequence[Executor]
-    _lease_service: LeaseService | None = None
+    _lease_service: LeaseService
     _supervisor: Supervisor = field(default_factory=Supervisor, init=False)
     _joined: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._signals.when(woken=self.woken, cluster_changed=self._membership.hint)
+        self._signals.on_wake = self.woken
+        self._signals.on_cluster_changed = self._membership.hint
         for executor in self._executors:
             self._dispatcher.add_executor(executor)
 
@@ -76,9 +76,7 @@ class Node:
             "materializer": self._materializer.run,
             "deadlines": self._deadlines.run,
         }
-        loops |= self._membership.loops()
-        if self._lease_service is not None:
-            loops |= self._lease_service.loops()
+        loops |= self._membership.loops() | self._lease_service.loops()
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
 
@@ -86,8 +84,7 @@ class Node:
         """Take no more work, hand partitions over at once, finish or release what is running."""
         self._joined = False
         self._dispatcher.close()
-        if self._lease_service is not None:
-            self._lease_service.close()
+        self._lease_service.close()
         await self._supervisor.stop(
             *self._membership.loops(),
             "loader",
@@ -114,7 +111,7 @@ class Node:
             log.warning("some outcomes were not written", action="node.unwritten")
 
     def woken(self) -> None:
-        """Look at the wake rows, and for due schedules: somebody else changed something."""
+        """Look at the wake rows, and for due schedules."""
         self._state.request_wakes()
         self._materializer.hint()
 
@@ -164,11 +161,11 @@ class Node:
         slots = self._dispatcher.room_for(row) if around.owned else None
         waits = (executor.holds_back(row.id, row.fence) for executor in self._executors)
         return around._replace(
-            can_run=self._dispatcher.can_run(row),
+            can_run=self._dispatcher.accepts(row.capability),
             free_slots=slots,
             held_back=next(filter(None, waits), None),
         )
 
     def ready(self) -> bool:
-        """Joined, and everything that is ours is loaded."""
+        """Whether the node has joined, and has loaded all that is its own."""
         return self._joined and bool(self._state.owners) and not self._partition_loader.loading

@@ -15,7 +15,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.window import Refill
 from mainspring.errors import StoreUnavailable
 from mainspring.node.dispatcher import Dispatcher
-from mainspring.node.periodic_jobs import PeriodicJobs
+from mainspring.node.retrying import PeriodicJobs
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore
 
@@ -26,7 +26,7 @@ _SLOWEST_RELOAD = 20
 
 
 class PartitionLoader:
-    """Reads what is there, and tells the engine."""
+    """Reads whole partitions and streams, and tells the engine."""
 
     def __init__(self, state: NodeState, store: EngineStore, dispatcher: Dispatcher) -> None:
         self._state = state
@@ -34,8 +34,7 @@ class PartitionLoader:
         self._dispatcher = dispatcher
         self._jobs = PeriodicJobs(state, state.partitions_wanted)
         self._to_load: dict[int, object] = {}
-        """In order; each with a token of its own, so that a read that began before it was wanted
-        anew does not count."""
+        """Partitions to load, in order, each with a token: a read under an older one is void."""
         self._chunk = _CHUNK
         self._maybe_changed: dict[int, float] = {}
         self._reload_next: list[int] = []
@@ -57,8 +56,7 @@ class PartitionLoader:
         return bool(self._to_load)
 
     def mark_maybe_changed(self, partitions: Collection[int], until: float) -> None:
-        """Note that until then tasks in these may expire without the engine being told: a statement
-        whose answer was lost may come late."""
+        """Note that until then a statement whose answer was lost may expire tasks in these."""
         self._maybe_changed.update(dict.fromkeys(partitions, until))
 
     async def run(self) -> None:
@@ -68,7 +66,10 @@ class PartitionLoader:
             if jobs.is_time("reload", self._reload_pace):
                 began = self._state.clock.steady()
                 await jobs.run(self._reload_some)
-                self._delay_reload(self._state.clock.steady() - began)
+                # A large backlog makes a reload dear: it shall take a hundredth of the time at
+                # most, so that it does not slow what it is there to catch.
+                spent = self._state.clock.steady() - began
+                jobs.delay("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
             await jobs.run(self._refill_streams)
             await jobs.wait()
 
@@ -85,26 +86,19 @@ class PartitionLoader:
         return rows
 
     async def _load_windows(self) -> None:
-        """Begin to act for some partitions. The rest has its turn after all else: the first can
-        start tasks, and streams are filled again, meanwhile."""
-        self._queue_stale()
+        """Begin to act for some partitions. The rest comes after all other jobs: meanwhile tasks of
+        the first start, and streams are refilled."""
+        state = self._state
+        for partition in state.stale_partitions & state.engine.partitions:
+            self._to_load[partition] = object()
+        state.stale_partitions.clear()
         if not self._to_load:
             self._chunk = _CHUNK
-            self._state.metrics.partitions_owned.set(len(self._state.engine.partitions))
-        elif self._loader_is_ready:
-            self._state.partitions_wanted.set()
+            state.metrics.partitions_owned.set(len(state.engine.partitions))
+        # It must be known how far to look, and how much each tenant may run.
+        elif state.engine.horizon and state.limits_read_by == state.node_id:
+            state.partitions_wanted.set()
             await self._load_chunk(dict(islice(self._to_load.items(), self._chunk)))
-
-    @property
-    def _loader_is_ready(self) -> bool:
-        """Whether it is known how far to look, and how much each tenant may run."""
-        state = self._state
-        return bool(state.engine.horizon) and state.limits_read_by == state.node_id
-
-    def _queue_stale(self) -> None:
-        for partition in self._state.stale_partitions & self._state.engine.partitions:
-            self._to_load[partition] = object()
-        self._state.stale_partitions.clear()
 
     async def _load_chunk(self, chunk: Mapping[int, object]) -> None:
         try:
@@ -130,7 +124,7 @@ class PartitionLoader:
         return self._state.config.reload_every / PARTITIONS * _RELOADED_TOGETHER
 
     async def _reload_some(self) -> None:
-        """Compare some partitions with the database: the net under hints, wakes and signals."""
+        """Compare some partitions with the database, in case a change was not heard of."""
         owned = self._state.engine.partitions
         self._reload_next = self._reload_next or sorted(owned)
         partitions = owned.intersection(self._reload_next[:_RELOADED_TOGETHER])
@@ -153,7 +147,7 @@ class PartitionLoader:
     def _maybe_gone(
         self, partitions: Collection[int], found: Collection[UUID], now: float
     ) -> list[tuple[int, UUID]]:
-        """Tasks that the engine knows and that may be gone."""
+        """Return tasks that the engine knows and that may be gone."""
         engine = self._state.engine
         running = (
             task for partition in partitions for task in engine.running.in_partition(partition)
@@ -163,11 +157,6 @@ class PartitionLoader:
         if not maybe_changed:
             return not_found
         return not_found + engine.window.expired_in(maybe_changed, now)
-
-    def _delay_reload(self, spent: float) -> None:
-        """A large backlog makes a reload dear: the net shall take a hundredth of the time at most,
-        so that it does not slow what it is there to catch."""
-        self._jobs.delay("reload", min(100 * spent, _SLOWEST_RELOAD * self._reload_pace))
 
     # Streams that ran low --------------------------------------------------------------------
 
@@ -187,7 +176,7 @@ class PartitionLoader:
                 engine.window.not_refilled(refill)
 
     async def _rows_for(self, refill: Refill, read: set[int]) -> list[TaskRow]:
-        """`read` has the partitions that were read as a whole since the refills were asked for."""
+        """Return the rows of a refill. `read` has the partitions that were read for others."""
         partition = refill.stream.partition
         if refill.stream.queue is None:
             if partition in read:

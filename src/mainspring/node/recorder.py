@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -15,15 +16,18 @@ from mainspring.domain.outcome_rules import Finish, RetryLater, decide_outcome, 
 from mainspring.domain.rows import TaskRow
 from mainspring.domain.task import TaskState
 from mainspring.errors import StoreUnavailable
-from mainspring.node.announcer import Announcer
 from mainspring.node.eager_leases import EagerLeases
 from mainspring.node.retrying import RETRY_PAUSE, until_answered, write_in_parts
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import TaskRef
 from mainspring.store.workflows.step_rows import NO_STEP_LEASES, Moved
 from mainspring.workflows.outcomes import StepOutcomes
+
+T = TypeVar("T")
+W = TypeVar("W")
 
 log = structlog.get_logger()
 
@@ -43,31 +47,25 @@ class _Asked:
     accepted: set[tuple[UUID, int]] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class Recorder:
-    """A queue of reports and a few writers. While the writers are busy the queue grows into the
-    next batch, so batches are large exactly when that pays."""
+    """A queue of reports and a few writers. While they are busy it grows into the next batch, so
+    batches are large exactly when that pays."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: EngineStore,
-        steps: StepOutcomes,
-        announcer: Announcer,
-        rng: Random,
-    ) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._steps = steps
-        self._announcer = announcer
-        self._metrics = state.metrics
-        self._rng = rng
-        self._queue: deque[Report] = deque()
-        self._asked: dict[tuple[UUID, int], list[_Asked]] = {}
-        self._filled = asyncio.Event()
-        self._writing = 0
-        self.eager_leases: EagerLeases | None = None
-        """Runs released steps at once, where there is room."""
+    _state: NodeState
+    _store: EngineStore
+    _steps: StepOutcomes
+    _announcer: Announcer
+    _rng: Random
+    eager_leases: EagerLeases | None = field(default=None, init=False)
+    """Runs released steps at once, where slots are free."""
+    _queue: deque[Report] = field(default_factory=deque, init=False)
+    _asked: dict[tuple[UUID, int], list[_Asked]] = field(default_factory=dict, init=False)
+    _filled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _writing: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._metrics = self._state.metrics
 
     def report(self, reports: Sequence[Report]) -> None:
         """Take reports from an executor: the sink of all executors."""
@@ -78,8 +76,8 @@ class Recorder:
         self._filled.set()
 
     async def record(self, reports: Sequence[Report]) -> list[bool]:
-        """Take reports from outside the node and wait until they are written, together with
-        whatever else is; whether each was accepted. Of one execution the first report is."""
+        """Take reports from outside the node and wait until they are written. Return whether each
+        was accepted; of one execution only the first report is."""
         if not reports:
             return []
         names = [(report.execution.id, report.execution.fence) for report in reports]
@@ -94,8 +92,7 @@ class Recorder:
     async def expire_step_leases(
         self, held: Sequence[TaskRef], count_crash: Collection[UUID], presumed: Collection[UUID]
     ) -> None:
-        """End steps that are lost, because they were asked to cancel or kill every worker: their
-        runs move on."""
+        """End lost steps that were asked to cancel or killed workers, and advance their runs."""
         ownership, now = self._state.ownership(), self._state.clock.now()
         done = await self._steps.expire_leases(
             ownership, held, now, count_crash=count_crash, presumed=presumed
@@ -118,21 +115,18 @@ class Recorder:
             while not self._queue:
                 self._filled.clear()
                 await self._filled.wait()
-            size = min(len(self._queue), self._config.record_batch)
+            size = min(len(self._queue), self._state.config.record_batch)
             batch = [self._queue.popleft() for _ in range(size)]
+            self._metrics.record_batch.observe(size)
             self._writing += 1
             try:
-                await self._record(batch)
+                for apart in _apart(batch):
+                    await self._write(apart)
             except BaseException:
                 self._queue.extendleft(reversed(batch))
                 raise
             finally:
                 self._writing -= 1
-
-    async def _record(self, batch: Sequence[Report]) -> None:
-        self._metrics.record_batch.observe(len(batch))
-        for apart in _apart(batch):
-            await self._write(apart)
 
     async def _write(self, batch: Sequence[Report]) -> None:
         """Write reports of different tasks."""
@@ -166,7 +160,7 @@ class Recorder:
                     asked.answered.set_result(None)
 
     async def _record_finishes(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Steps of workflows are written apart: nobody else's outcome waits for a run's row."""
+        """Write ends. Those of steps are written apart: no other outcome waits for a run's row."""
         steps = [f for f in finishes if f.report.execution.workflow_run_id is not None]
         if not steps:
             return self._end(finishes, await self._finish(finishes))
@@ -191,8 +185,8 @@ class Recorder:
     async def _record_retries(
         self, retries: Sequence[RetryLater]
     ) -> tuple[set[UUID], list[Finish]]:
-        """Schedule tasks again. Return which, and the ends of those that somebody asked to cancel:
-        these are yet to be written, and until then they count as running."""
+        """Schedule tasks again. Return which, and the ends, yet to be written, of those that were
+        asked to cancel."""
         rows, unwritten = await self._retry(retries)
         crash_points.reach("retry.committed")
         now = self._state.clock.now()
@@ -209,32 +203,36 @@ class Recorder:
         return again, cancelled
 
     async def _finish(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Write until it is written. Writing again what may have been written already is harmless:
-        the fence lets it through once."""
+        """Write ends until it is done. Writing again what may have been written already is
+        harmless: the fence lets it through once."""
 
         async def write(part: Sequence[Finish]) -> set[UUID]:
             return await self._store.finish(self._state.ownership(), part)
 
-        return await self._write_finishes(finishes, write)
+        return set(await self._write_all(finishes, write, _failure_instead))
 
-    async def _write_finishes(
-        self, finishes: Sequence[Finish], write: Callable[[Sequence[Finish]], Awaitable[set[UUID]]]
-    ) -> set[UUID]:
-        accepted: set[UUID] = set()
+    async def _write_all(
+        self,
+        items: Sequence[T],
+        write: Callable[[Sequence[T]], Awaitable[Iterable[W]]],
+        instead: Callable[[T, Exception], T | None],
+    ) -> list[W]:
+        """Write until everything is written, and return what the writes returned. `instead` says
+        what to write in place of an item that is refused, if anything."""
+        results: list[W] = []
 
-        async def write_part(part: Sequence[Finish]) -> None:
-            accepted.update(await until_answered(lambda: write(part), self._metrics))
+        async def write_part(part: Sequence[T]) -> None:
+            results.extend(await until_answered(lambda: write(part), self._metrics))
 
-        async def refused(end: Finish, error: Exception) -> None:
-            if not _given_up(end.report, error):
-                await write_in_parts([_unrecordable(end, error)], write_part, refused)
+        async def refused(item: T, error: Exception) -> None:
+            if (other := instead(item, error)) is not None:
+                await write_in_parts([other], write_part, refused)
 
-        await write_in_parts(finishes, write_part, refused)
-        return accepted
+        await write_in_parts(items, write_part, refused)
+        return results
 
     async def _finish_steps(self, finishes: Sequence[Finish]) -> set[UUID]:
-        """Do the same for steps, whose runs move on with it: on the fast path where that will
-        do."""
+        """Write ends of steps and advance their runs, on the fast path where that will do."""
         try:
             accepted = await self._finish_fast(finishes)
         except StoreUnavailable:
@@ -265,8 +263,8 @@ class Recorder:
     async def _finish_with_care(
         self, finishes: Sequence[Finish], *, maybe_changed: bool = False
     ) -> set[UUID]:
-        """An answer that was lost may have released others, of which nobody told the engine: then
-        all is looked at again."""
+        """Write ends of steps. If an answer is lost, steps may have been released without word to
+        the engine: then all is read again."""
 
         async def write(part: Sequence[Finish]) -> set[UUID]:
             nonlocal maybe_changed
@@ -283,12 +281,11 @@ class Recorder:
                 self._state.mark_stale(self._state.engine.partitions)
             return done.accepted
 
-        return await self._write_finishes(finishes, write)
+        return set(await self._write_all(finishes, write, _failure_instead))
 
     async def _retry(self, retries: Sequence[RetryLater]) -> tuple[list[TaskRow], set[UUID]]:
-        """Write until it is written. Return the rows, also those of a write whose answer was lost:
-        nobody else tells the engine of them. And what cannot be written."""
-        rows: list[TaskRow] = []
+        """Write retries until it is done. Return the rows, also those of a write whose answer was
+        lost: nobody else tells the engine of them. And which tasks cannot be written."""
         unwritten: set[UUID] = set()
         maybe_changed = False
 
@@ -301,18 +298,13 @@ class Recorder:
                 maybe_changed = True
                 raise
 
-        async def write_part(part: Sequence[RetryLater]) -> None:
-            rows.extend(await until_answered(lambda: write(part), self._metrics))
-
-        async def refused(retry: RetryLater, error: Exception) -> None:
-            if _given_up(retry.report, error):
+        def instead(retry: RetryLater, error: Exception) -> RetryLater | None:
+            if _is_given_up(retry.report, error):
                 unwritten.add(retry.report.execution.id)
-                return
-            storable = retry._replace(report=_storable(retry.report, error))
-            await write_in_parts([storable], write_part, refused)
+                return None
+            return retry._replace(report=_storable(retry.report, error))
 
-        await write_in_parts(retries, write_part, refused)
-        return rows, unwritten
+        return await self._write_all(retries, write, instead), unwritten
 
     async def _rescheduled(self, retries: Sequence[RetryLater]) -> list[TaskRow]:
         tasks = [(r.report.execution.tenant_id, r.report.execution.id) for r in retries]
@@ -325,8 +317,8 @@ class Recorder:
 
 
 def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
-    """The same reports such that no statement sees a task twice: it would let both through. Of one
-    execution the first report counts; that of another execution of the task has to wait for it."""
+    """Yield the reports such that no statement sees a task twice: it would accept both. Of one
+    execution the first report counts; another execution of the task comes in a later statement."""
     while reports:
         first: dict[UUID, Report] = {}
         later = []
@@ -338,17 +330,19 @@ def _apart(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
         reports = later
 
 
-def _unrecordable(end: Finish, error: Exception) -> Finish:
-    """Return a failure in place of a result that cannot be stored."""
+def _failure_instead(end: Finish, error: Exception) -> Finish | None:
+    """Return a failure in place of a result that cannot be stored; None: that is refused, too."""
+    if _is_given_up(end.report, error):
+        return None
     told = _storable(end.report, error)._replace(
         outcome=Outcome.FAILED, result=None, retryable=False
     )
     return finish(told, TaskState.FAILED, end.dead_because or "not_retryable")
 
 
-def _given_up(report: Report, error: Exception) -> bool:
-    """Whether nothing of it can be written: it was refused before, and what could be to blame was
-    taken out of it. Its lease will end, and the task is retried."""
+def _is_given_up(report: Report, error: Exception) -> bool:
+    """Whether a report was refused a second time, without the texts that could be to blame. Its
+    lease will end, and the task is retried."""
     if report.error is None or report.error.code != _UNSTORABLE:
         return False
     task = str(report.execution.id)

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -21,7 +21,7 @@ from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.errors import StoreUnavailable
 from mainspring.execution.port import ReportSink
-from mainspring.node.announcer import Announcer
+from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import REFUSED
 from mainspring.workflows.task_runs import TaskRuns
@@ -45,7 +45,7 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _RunExecution:
-    """A task whose run goes on."""
+    """An execution whose run goes on."""
 
     execution: Execution
     start: StartTime
@@ -54,7 +54,7 @@ class _RunExecution:
     cancelling: bool = False
 
 
-class _Turns:
+class _RoundRobin:
     """Executions in line, one of each tenant in turn: a flood of one tenant's delays no other's."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class RunStarter:
     _announcer: Announcer
     _report: ReportSink
     _executions: dict[tuple[UUID, int], _RunExecution] = field(default_factory=dict, init=False)
-    _to_start: _Turns = field(default_factory=_Turns, init=False)
-    _started: _Turns = field(default_factory=_Turns, init=False)
+    _to_start: _RoundRobin = field(default_factory=_RoundRobin, init=False)
+    _started: _RoundRobin = field(default_factory=_RoundRobin, init=False)
     _to_cancel: deque[_RunExecution] = field(default_factory=deque, init=False)
     _look_at: float = field(default=0.0, init=False)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -131,7 +131,7 @@ class RunStarter:
         return f"{len(self._to_start)} runs are about to begin"
 
     async def stop(self, grace: float) -> None:
-        """The runs go on without us: whoever claims the tasks next waits for their ends."""
+        """Release the tasks. Their runs go on: the next execution of each waits for the end."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -147,7 +147,7 @@ class RunStarter:
             if not more:
                 await self._rest()
 
-    async def _guarded(self, part: Callable[[], Awaitable[bool]]) -> bool:
+    async def _guarded(self, part: Callable[[], Awaitable[bool | None]]) -> bool | None:
         """Run one part of the loop; a failure of it ends neither the loop nor the other parts."""
         try:
             return await part()
@@ -166,8 +166,7 @@ class RunStarter:
             pass
 
     async def _start_some(self) -> bool:
-        """Begin a few side by side; whether more wait. Only a few, so that the ends of other runs
-        are noticed in between."""
+        """Begin a few runs, so that ends are noticed in between. Return whether more wait."""
         taken = self._to_start.take(_AT_ONCE)
         came = await asyncio.gather(*map(self._begin, taken), return_exceptions=True)
         if taken:
@@ -180,7 +179,7 @@ class RunStarter:
             raise problems[0]
         return bool(self._to_start)
 
-    async def _cancel_some(self) -> bool:
+    async def _cancel_some(self) -> None:
         for _ in range(len(self._to_cancel)):
             found = self._to_cancel.popleft()
             try:
@@ -188,13 +187,12 @@ class RunStarter:
             except Exception:
                 self._to_cancel.append(found)
                 raise
-        return False
 
-    async def _look_for_ends(self) -> bool:
-        """Ask about so many at a time, in turn: thousands of runs may go on for days."""
+    async def _look_for_ends(self) -> None:
+        """Ask for the ends of some runs, in turn: thousands of them may go on for days."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
-            return False
+            return
         self._look_at = now + _EVERY
         asked = list(filter(self._is_open, self._started.take(_MOST_ASKED)))
         waiting = {found.execution.id: found for found in asked}
@@ -207,7 +205,6 @@ class RunStarter:
             for found in filter(self._is_open, asked):
                 # To start again what has started does nothing.
                 (self._started if found.started_by == node else self._to_start).add(found)
-        return False
 
     def _is_open(self, found: _RunExecution) -> bool:
         return self.has(found.execution.id, found.execution.fence)
@@ -216,14 +213,10 @@ class RunStarter:
         execution, node = found.execution, self._state.node_id
         try:
             wanted = msgspec.json.decode(execution.payload, type=RunRequest)
-        except (msgspec.MsgspecError, RecursionError) as problem:
-            self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
-            return
-        try:
             moved = await self._runs.begin(
                 self._state.ownership(), execution, wanted.workflow, wanted.input
             )
-        except REFUSED as problem:
+        except (msgspec.MsgspecError, RecursionError, *REFUSED) as problem:
             # Asking again is of no use, and the others wait.
             self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return
@@ -243,8 +236,6 @@ class RunStarter:
         execution = found.execution
         try:
             moved = await self._runs.cancel(self._state.ownership(), execution, self._clock.now())
-        except StoreUnavailable:
-            raise
         except REFUSED:
             # Whoever extends its lease asks again; the others do not wait for that.
             log.exception("a run is not cancelled", action="run.failed", run=str(execution.id))
@@ -271,8 +262,8 @@ class RunStarter:
         error: TaskError | None = None,
         result: bytes | None = None,
     ) -> None:
-        execution = found.execution
+        execution, start = found.execution, found.start
         del self._executions[execution.id, execution.fence]
-        fields: dict[str, Any] = {"result": result, "error": error, "retryable": False}
-        started, finished = found.start.at, found.start.end(self._clock)
-        self._report([Report(execution, outcome, started, finished, **fields)])
+        finished = start.end(self._clock)
+        report = Report(execution, outcome, start.at, finished, result, error, retryable=False)
+        self._report([report])

@@ -1,22 +1,25 @@
-"""Signals between nodes: hints to look, and only hints. What must not be lost is a wake row.
+"""Signals: what a commit of this node means for its engine, and hints to other nodes.
 
-A hint travels as a NOTIFY of its own, after the commit it speaks of and many changes at a time,
-because NOTIFY takes a lock over the whole server at commit. Behind a pooler there is no LISTEN:
-then everything still works, by polling.
+A hint only says where to look; what must not be lost is a wake row. It travels as a NOTIFY of its
+own, after the commit it speaks of and many changes at a time, because NOTIFY takes a lock over the
+whole server at commit. Behind a pooler there is no LISTEN: then everything still works, by polling.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import asyncpg
 import structlog
 
+from mainspring.domain.rows import TaskRow
 from mainspring.errors import StoreUnavailable
 from mainspring.node.retrying import repeat
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import CONNECTION_LOST, Database
 from mainspring.store.cluster import SQL
+from mainspring.store.workflows.step_rows import Moved
 
 log = structlog.get_logger()
 
@@ -41,17 +44,9 @@ class Signals:
         self._connect = connect
         self._pending: set[str] = set()
         self._filled = asyncio.Event()
-        self._on_wake: Callable[[], None] = lambda: None
-        self._on_cluster: Callable[[], None] = lambda: None
-        self._on_mail: Callable[[], None] = lambda: None
-
-    def when(self, *, woken: Callable[[], None], cluster_changed: Callable[[], None]) -> None:
-        """Set the callbacks for hints that are heard."""
-        self._on_wake, self._on_cluster = woken, cluster_changed
-
-    def when_mailed(self, mailed: Callable[[], None]) -> None:
-        """Set the callback for messages of other nodes."""
-        self._on_mail = mailed
+        self.on_wake: Callable[[], None] = lambda: None
+        self.on_cluster_changed: Callable[[], None] = lambda: None
+        self.on_mail: Callable[[], None] = lambda: None
 
     def wake_owners(self, partitions: Collection[int]) -> None:
         """Hint to the owners of these partitions that they have wake rows."""
@@ -61,7 +56,7 @@ class Signals:
             self._filled.set()
 
     async def cluster_changed(self) -> None:
-        """Partitions changed hands. Sent at once: the sender may be about to exit."""
+        """Hint that partitions changed hands. At once: the sender may be about to exit."""
         await self._notify([_CLUSTER_CHANGED])
 
     async def send(self) -> None:
@@ -95,9 +90,9 @@ class Signals:
         try:
             await connection.add_listener(_CHANNEL, self._hear)
             # What was sent while nobody listened is lost: look for oneself.
-            self._on_wake()
-            self._on_cluster()
-            self._on_mail()
+            self.on_wake()
+            self.on_cluster_changed()
+            self.on_mail()
             while True:
                 await asyncio.sleep(_PROBE_EVERY)
                 await SQL["probe"].run(connection)
@@ -106,11 +101,11 @@ class Signals:
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         if payload == _CLUSTER_CHANGED:
-            self._on_cluster()
+            self.on_cluster_changed()
         elif payload == str(self._state.node_id):
-            self._on_wake()
+            self.on_wake()
         elif payload == f"mail:{self._state.node_id}":
-            self._on_mail()
+            self.on_mail()
 
     async def _notify(self, payloads: Collection[str]) -> None:
         try:
@@ -118,3 +113,30 @@ class Signals:
                 await SQL["notify"].run(self._database, channel=_CHANNEL, payload=payload)
         except StoreUnavailable as problem:
             log.warning("a hint was not sent", action="signals.unsent", problem=str(problem))
+
+
+@dataclass(eq=False)
+class Announcer:
+    """The one way to announce a commit: the engine hears of the rows in partitions of this node;
+    the owners of others find wake rows, which the same statement wrote, and get a hint to look."""
+
+    _state: NodeState
+    _signals: Signals
+
+    def announce(self, rows: Sequence[TaskRow] = (), changed: Collection[int] = ()) -> None:
+        """Announce new or changed tasks, and the partitions that have other wake rows."""
+        ours = self._state.engine.partitions
+        mine = [row for row in rows if row.partition in ours]
+        self._state.engine.update(mine, self._state.clock.now())
+        self._state.request_dispatch()
+        if not ours.isdisjoint(changed):
+            self._state.request_wakes()
+        if elsewhere := {row.partition for row in rows}.union(changed) - ours:
+            self._signals.wake_owners(elsewhere)
+
+    def announce_runs(self, moved: Moved) -> None:
+        """Announce and count what a transaction did to runs; eager leases are known already."""
+        for state, count in moved.ended.items():
+            self._state.metrics.workflow_runs_finished.labels(state).inc(count)
+        self._state.metrics.steps_released.inc(len(moved.rows))
+        self.announce([row for row in moved.rows if row.state != "running"], moved.told)

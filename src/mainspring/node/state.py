@@ -28,13 +28,13 @@ class NodeState:
     beats: int = 0
     """How many heartbeats the database has counted, as far as we know."""
     owners: Mapping[int, UUID | None] = field(default_factory=dict)
-    """Who owned which partition at the last heartbeat: good enough for hints."""
+    """The owners of partitions when last read: good enough for hints."""
     dispatch_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the dispatcher has something to look at."""
     load_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the loader has something to look at."""
     wakes_wanted: bool = False
-    """Whether that is the wake rows."""
+    """Whether the loader shall look at the wake rows."""
     partitions_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the partition loader has something to look at."""
     stale_partitions: set[int] = field(default_factory=set)
@@ -49,36 +49,34 @@ class NodeState:
         return f"node:{self.node_id}"
 
     def ownership(self) -> Ownership:
-        """Our right to act, as of now: partitions that are ours and loaded."""
+        """Return our present right to act: for partitions that are ours and loaded."""
         return Ownership(self.node_id, self.epoch, self.engine.partitions, self.beats)
 
     def on_new_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call this when what was read from the database may never have been. What is remembered
-        under the node's id needs no call: it is another one then."""
+        """Call this when the node gets a new id: what was read before may never have been."""
         self._forgetting.append(forget)
 
     def renew(self) -> None:
-        """Become a new incarnation, after the old one was declared dead or the database was
-        restarted, restored or replaced."""
+        """Become a new node: this one was declared dead, or the database is another one."""
         self.node_id, self.epoch, self.beats = uuid4(), 0, 0
         self.load_wanted.set()
         for forget in self._forgetting:
             forget()
 
     def apply(self, rows: Sequence[TaskRow], gone: Sequence[UUID] = ()) -> list[HeldLease]:
-        """Pass on to the engine what was read: tasks, and which of them are finished. Return the
-        executions of ours that have to be cancelled."""
+        """Tell the engine which tasks were read and which are finished. Return our executions that
+        have to be cancelled."""
         now = self.clock.now()
         self.request_dispatch()
         return self.engine.update(rows, now) + self.engine.remove(gone, now)
 
     def request_wakes(self) -> None:
-        """Somebody changed something: let the loader look at the wake rows now."""
+        """Let the loader look at the wake rows now."""
         self.wakes_wanted = True
         self.load_wanted.set()
 
     def mark_stale(self, partitions: Collection[int]) -> None:
-        """An answer was lost: let the partition loader read everything in these partitions."""
+        """Let the partition loader read these partitions anew, for an answer was lost."""
         self.stale_partitions.update(partitions)
         self.partitions_wanted.set()
 

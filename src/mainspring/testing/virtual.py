@@ -26,8 +26,7 @@ from mainspring.domain.execution import Execution, Outcome, Report, TaskError
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.outcome_rules import Finish, decide_outcome
 from mainspring.domain.tenant import TenantLimits
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NotFound
 from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine, entered

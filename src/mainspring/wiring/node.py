@@ -7,12 +7,10 @@ from mainspring import __version__
 from mainspring.clock import DatabaseClock
 from mainspring.config import Config
 from mainspring.domain.capability import needs_worker, there_for
-from mainspring.engine.core import Engine
-from mainspring.engine.settings import EngineSettings
+from mainspring.engine.core import Engine, EngineSettings
 from mainspring.execution.builtin import BuiltInExecutor
 from mainspring.execution.http import HttpExecutor
 from mainspring.execution.port import Executor
-from mainspring.node.announcer import Announcer
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
@@ -23,7 +21,7 @@ from mainspring.node.node import Node
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.run_starter import RunStarter
-from mainspring.node.signals import Signals
+from mainspring.node.signals import Announcer, Signals
 from mainspring.node.state import NodeState
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.node.workers.mailbox import Mailbox
@@ -101,14 +99,14 @@ class NodeParts:
     def _lease_service(self) -> LeaseService:
         database = self._database
         mailbox = Mailbox(self.state, MessageStore(database), self._config.wake_poll)
-        self._signals.when_mailed(mailbox.hint)
+        self._signals.on_mail = mailbox.hint
         lease_service = LeaseService(
             self.state,
             LeaseStore(database),
             self._recorder,
             WorkerStore(database),
             mailbox,
-            self._dispatcher.expire_leases,
+            self._dispatcher.lease_maintenance.expire_leases,
         )
         self._dispatcher.serve_workers(lease_service)
         return lease_service

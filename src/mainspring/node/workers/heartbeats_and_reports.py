@@ -76,7 +76,7 @@ class WorkerReports:
     def remember(self, execution: Execution, holder: WorkerSession) -> None:
         """Remember a task that was leased here."""
         name = (execution.id, execution.fence)
-        self._registry.leased(holder, 1)
+        self._registry.leased(holder)
         if len(execution.payload) > _LARGE:
             execution = execution._replace(payload=b"")
         self._remembered[name] = _KnownLease(execution, holder, self._state.clock.steady())
@@ -84,7 +84,7 @@ class WorkerReports:
             self._remembered.popitem(last=False)
 
     def unreported(self, executions: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
-        """Return those of them that were leased here and not reported here."""
+        """Return the executions that were leased here and not reported here."""
         return [name for name in executions if name in self._remembered]
 
     # Heartbeats ------------------------------------------------------------------------------
@@ -106,17 +106,17 @@ class WorkerReports:
         overdue = [(item.id, fences[item.id]) for item in kept if item.overdue]
         if overdue:
             await self._time_out(holder.tenant_id, overdue)
-        pulses = {}
+        answers = {}
         for item in kept:
             if item.overdue:
                 continue
-            self._state.engine.running.extend(item.id, fences[item.id], item.lease_end)
+            self._state.engine.running.confirm(item.id, fences[item.id], item.lease_end)
             action: Action = "cancel" if item.cancel_requested else "continue"
-            pulses[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
-        return [pulses.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
+            answers[item.id] = HeartbeatAnswer(item.id, item.lease_end, action)
+        return [answers.get(beat.id) or HeartbeatAnswer(beat.id, None, "lost") for beat in beats]
 
     async def _time_out(self, tenant_id: int, executions: Sequence[tuple[UUID, int]]) -> None:
-        """The hard timeout: saying "busy" for ever does not keep a task for ever."""
+        """End executions past their timeout: heartbeats do not keep a task for ever."""
         now = self._state.clock.now()
         held = await self._store.held(tenant_id, executions)
         reports = []
@@ -133,61 +133,52 @@ class WorkerReports:
     async def report(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
         """Record what workers say. Return "accepted", "fenced" or "unknown" for each."""
         crash_points.reach("report.received")
-        ours: list[tuple[int, WorkerReport, _KnownLease]] = []
-        others: dict[int, WorkerReport] = {}
-        for index, one in enumerate(said):
-            known = self._remembered.get((one.id, one.fence))
-            # Only the database knows whether one that did not succeed was asked to cancel.
-            if (
-                known is None
-                or one.outcome is not Outcome.SUCCEEDED
-                or known.execution.tenant_id != tenant_id
-            ):
-                others[index] = one
-            else:
-                ours.append((index, one, known))
         now = self._state.clock.now()
-        reports = await self._read(tenant_id, others, now) if others else {}
-        for index, one, known in ours:
-            self._forget(known.execution, one.outcome)
-            reports[index] = self._report_of(one, known.execution, False, known, now)
-        told = sorted(reports)  # of two reports of an execution the first counts
+        known = [self._remembered.get((one.id, one.fence)) for one in said]
+        found = await self._executions(tenant_id, said, known)
+        reports: dict[int, Report] = {}
         first: dict[tuple[UUID, int], Outcome] = {}
-        for index in told:
-            first.setdefault((said[index].id, said[index].fence), said[index].outcome)
-        accepted = await self._recorder.record([reports[index] for index in told])
+        for index in sorted(found):  # of two reports of an execution the first counts
+            one, (execution, cancelled) = said[index], found[index]
+            first.setdefault((one.id, one.fence), one.outcome)
+            reports[index] = self._report_of(one, execution, cancelled, known[index], now)
+            if lease := self._remembered.pop((one.id, one.fence), None):
+                self._registry.reported(lease.holder, one.outcome)
+        accepted = await self._recorder.record(list(reports.values()))
         done = {
             index
-            for index, good in zip(told, accepted, strict=True)
+            for index, good in zip(reports, accepted, strict=True)
             if good and said[index].outcome is first[said[index].id, said[index].fence]
         }
-        refused = [index for index in range(len(said)) if index not in done]
-        judged = await self._judge(tenant_id, [said[index] for index in refused])
-        verdicts = dict(zip(refused, judged, strict=True))
-        return [verdicts.get(index, "accepted") for index in range(len(said))]
+        refused = [one for index, one in enumerate(said) if index not in done]
+        verdicts = await self._judge(tenant_id, refused) if refused else {}
+        return [
+            "accepted" if index in done else verdicts[one.id, one.fence, one.outcome.value]
+            for index, one in enumerate(said)
+        ]
 
-    async def _read(
-        self, tenant_id: int, said: Mapping[int, WorkerReport], now: float
-    ) -> dict[int, Report]:
-        """Reports of executions as the database has them; those that are not there are left out."""
-        executions = [(one.id, one.fence) for one in said.values()]
-        held = {
-            (task.id, task.fence): (task, cancelled)
-            for task, cancelled in await self._store.held(tenant_id, executions)
-        }
-        reports = {}
-        for index, one in said.items():
-            if (one.id, one.fence) in held:
-                task, cancelled = held[one.id, one.fence]
-                known = self._forget(task, one.outcome)
-                reports[index] = self._report_of(one, task, cancelled, known, now)
-        return reports
-
-    def _forget(self, execution: Execution, outcome: Outcome) -> _KnownLease | None:
-        known = self._remembered.pop((execution.id, execution.fence), None)
-        if known is not None:
-            self._registry.reported(known.holder, outcome)
-        return known
+    async def _executions(
+        self,
+        tenant_id: int,
+        said: Sequence[WorkerReport],
+        known: Sequence[_KnownLease | None],
+    ) -> dict[int, tuple[Execution, bool]]:
+        """Return the executions of reports that exist, by the report's index, and whether each was
+        asked to cancel."""
+        found: dict[int, tuple[Execution, bool]] = {}
+        others: dict[int, tuple[UUID, int]] = {}
+        for index, (one, lease) in enumerate(zip(said, known, strict=True)):
+            ours = lease is not None and lease.execution.tenant_id == tenant_id
+            # Only the database knows whether one that did not succeed was asked to cancel.
+            if lease is not None and ours and one.outcome is Outcome.SUCCEEDED:
+                found[index] = lease.execution, False
+            else:
+                others[index] = one.id, one.fence
+        if others:
+            read = await self._store.held(tenant_id, list(others.values()))
+            held = {(task.id, task.fence): (task, cancelled) for task, cancelled in read}
+            found |= {index: held[name] for index, name in others.items() if name in held}
+        return found
 
     def _report_of(
         self,
@@ -197,7 +188,7 @@ class WorkerReports:
         known: _KnownLease | None,
         now: float,
     ) -> Report:
-        """A worker's clock may be wrong: what it says happened between the claim and now."""
+        """Return a report with times between the claim and now: a worker's clock may be wrong."""
         held = now - execution.picked
         if known is not None:
             # The database's clock may stand still for us, after it jumped back.
@@ -211,14 +202,15 @@ class WorkerReports:
             said.retry_after,
         )  # fmt: skip
 
-    async def _judge(self, tenant_id: int, said: Sequence[WorkerReport]) -> list[Verdict]:
-        if not said:
-            return []
-        executions = [(one.id, one.fence, one.outcome) for one in said]
+    async def _judge(
+        self, tenant_id: int, said: Sequence[WorkerReport]
+    ) -> dict[tuple[UUID, int, str], Verdict]:
+        """Return verdicts about reports that were not recorded, by task, fence and outcome."""
         verdicts: dict[tuple[UUID, int, str], Verdict] = {}
+        executions = [(one.id, one.fence, one.outcome) for one in said]
         for judged in await self._store.judge(tenant_id, executions):
             # An execution that is recorded was reported before: only the answer was lost.
             refused: Verdict = "fenced" if judged.known else "unknown"
             name = (judged.id, judged.fence, judged.outcome)
             verdicts[name] = "accepted" if judged.recorded else refused
-        return [verdicts[task_id, fence, outcome.value] for task_id, fence, outcome in executions]
+        return verdicts

@@ -60,52 +60,44 @@ class _OpenPoll:
     poll: Poll
     slots: int
     answer: asyncio.Future[list[LeasedTask]]
-    ours: bool = True
-    """Whether its worker waits here, and not at another node."""
     got: list[LeasedTask] = field(default_factory=list)
     over: bool = False
     """Whether it takes nothing new."""
 
 
+@dataclass(eq=False)
 class LeaseService:
     """What the API and the dispatcher ask of the node on behalf of workers."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: LeaseStore,
-        recorder: Recorder,
-        workers: WorkerStore,
-        post: Mailbox,
-        expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._config = state.config
-        self._state = state
-        self._store = store
-        self._recorder = recorder
-        self._metrics = state.metrics
-        self._expire_leases = expire_leases
-        self._closed = False
-        self._registry = WorkerRegistry(
-            state, workers, self._began, there_for(state.config.worker_lease)
-        )
-        self._reports = WorkerReports(state, store, recorder, self._registry)
+    _state: NodeState
+    _store: LeaseStore
+    _recorder: Recorder
+    _workers: WorkerStore
+    _mailbox: Mailbox
+    _expire_leases: Callable[[Sequence[RunningTask]], Coroutine[Any, Any, None]]
+    _closed: bool = field(default=False, init=False)
+    _waiting: dict[Poll, _OpenPoll] = field(default_factory=dict, init=False)
+    _poll_counts: Counter[WorkerSession] = field(default_factory=Counter, init=False)
+    """How many polls of each worker wait for their answer."""
+    _leased: dict[UUID, LeasedTask] = field(default_factory=dict, init=False)
+    """Tasks between their claim and their hand-out."""
+    _unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = field(
+        default_factory=dict, init=False
+    )
+    """Leases that each worker was given and did not confirm yet: an answer may be lost."""
+
+    def __post_init__(self) -> None:
+        state, metrics = self._state, self._state.metrics
+        self._metrics = metrics
+        lasts = there_for(state.config.worker_lease)
+        self._registry = WorkerRegistry(state, self._workers, self._began, lasts)
+        self._reports = WorkerReports(state, self._store, self._recorder, self._registry)
         # What workers say of executions they run does not concern those that wait.
         self.beat, self.report = self._reports.beat, self._reports.report
-        self._remote = RemoteWorkers(state, post, self)
+        self._remote = RemoteWorkers(state, self._mailbox, self)
         self._background_tasks = BackgroundTasks(of="lease")
-        self._waiting: dict[Poll, _OpenPoll] = {}
-        self._poll_counts: Counter[WorkerSession] = Counter()
-        """How many polls of each worker wait for their answer."""
-        self._leased: dict[UUID, LeasedTask] = {}
-        """Tasks between their claim and their hand-out."""
-        self._unconfirmed: dict[WorkerSession, dict[ExecutionKey, LeasedTask]] = {}
-        """What each worker was answered and did not mention yet: should an answer be lost, it gets
-        it again."""
-        state.metrics.polls_waiting.set_function(lambda: len(self._waiting))
-        state.metrics.worker_held.set_function(
-            lambda: sum(state.engine.running.by_worker().values())
-        )
+        metrics.polls_waiting.set_function(lambda: len(self._waiting))
+        metrics.worker_held.set_function(lambda: sum(state.engine.running.by_worker().values()))
 
     # Leases ----------------------------------------------------------------------------------
 
@@ -145,14 +137,18 @@ class LeaseService:
             given.pop(name, None)
         return [missing[name] for name in missing if name in held][: request.most]
 
-    def _open(self, poll: Poll, *, ours: bool = True) -> _OpenPoll:
+    def _open(self, poll: Poll) -> _OpenPoll:
         answer = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer, ours)
-        self._state.engine.workers.open(poll, self._state.clock.now())
-        self._state.request_dispatch()
-        if ours:
-            self._remote.waits(poll)
+        waiting = self._waiting[poll] = _OpenPoll(poll, poll.free, answer)
+        self._offer(waiting)
         return waiting
+
+    def _offer(self, waiting: _OpenPoll) -> None:
+        """Let tasks be picked for a poll, here and at other nodes."""
+        self._state.engine.workers.open(waiting.poll, self._state.clock.now())
+        self._state.request_dispatch()
+        if waiting.poll.here:
+            self._remote.waits(waiting.poll)
 
     async def _wait(self, waiting: _OpenPoll, seconds: float) -> list[LeasedTask]:
         answer, holder = waiting.answer, waiting.poll.session
@@ -203,7 +199,7 @@ class LeaseService:
         """Claim what was picked for workers."""
         picks = [_pick(entry) for entry in picked]
         crash_points.reach("lease.before_commit")
-        lease = self._config.worker_lease
+        lease = self._state.config.worker_lease
         try:
             leased = await self._store.claim_for(self._state.ownership(), picks, lease=lease)
         except NothingSent:
@@ -228,7 +224,7 @@ class LeaseService:
             polls[entry.poll] = None
             if entry.row.id in got and (leased := self._readable(self._leased.pop(entry.row.id))):
                 waiting = self._waiting[entry.poll]
-                if waiting.ours:
+                if entry.poll.here:
                     self._reports.remember(leased.execution, entry.poll.session)
                 self._metrics.start_delay.observe(now - leased.execution.due)
                 waiting.got.append(leased)
@@ -252,36 +248,29 @@ class LeaseService:
             self._background_tasks.start(self._reconsider(waiting))
 
     async def _reconsider(self, waiting: _OpenPoll) -> None:
-        """Everything that was picked for a poll was refused: it waits on, unless its worker is not
-        the one that goes by its name. Then it was replaced, or the database was set back to before
-        it began: if it is there, it asks again, and hears which of the two it is."""
+        """Let a poll wait on whose claims were all refused, unless its worker is not current: then
+        it was replaced, or the database was set back to before it began. Its poll ends, and it
+        hears which of the two it is when it asks again."""
         holder = waiting.poll.session
         current = await until_answered(lambda: self._registry.is_current(holder), self._metrics)
         if waiting.answer.done() or waiting.over:
             self._answer(waiting)
         elif current:
             waiting.poll.free, waiting.poll.shared = waiting.slots, False
-            self._state.engine.workers.open(waiting.poll, self._state.clock.now())
-            self._state.request_dispatch()
-            if waiting.ours:
-                self._remote.waits(waiting.poll)
+            self._offer(waiting)
         else:
             self._registry.forget(holder)
             self._end_poll(waiting)
-
-    def _turn_away(self, waiting: _OpenPoll) -> None:
-        del self._waiting[waiting.poll]
-        waiting.answer.set_exception(superseded(waiting.poll.session))
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
         self.interrupt_local_polls(holders)
         self._remote.interrupt_polls(holders)
 
     def interrupt_local_polls(self, holders: Collection[WorkerSession]) -> None:
-        """An answer that is empty too soon makes a worker ask about what it holds. One that
-        is frozen does not ask, and gets nothing more."""
+        """Answer polls before their time: it makes workers ask about what they hold. One that is
+        frozen does not ask, and gets nothing more."""
         for waiting in list(self._waiting.values()):
-            if waiting.ours and waiting.poll.session in holders:
+            if waiting.poll.here and waiting.poll.session in holders:
                 self._end_poll(waiting)
 
     # Other nodes -----------------------------------------------------------------------------
@@ -291,17 +280,16 @@ class LeaseService:
         self._remote.call(self._state.engine.workers.take_remote_demand())
 
     def polls(self) -> Iterable[Poll]:
-        """The workers that wait here."""
-        return [w.poll for w in self._waiting.values() if w.ours and not w.over]
+        """Return the polls of our own workers."""
+        return [w.poll for w in self._waiting.values() if w.poll.here and not w.over]
 
     def kinds(self) -> Iterable[Kind]:
-        """The kinds of workers that are here."""
-        waiting = [(poll.session.tenant_id, poll.offer) for poll in self.polls()]
-        return {*waiting, *self._registry.kinds()}
+        """Return the kinds of workers that are here."""
+        return {*(poll.kind for poll in self.polls()), *self._registry.kinds()}
 
     async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
-        """Claim tasks for a worker that waits at another node, which keeps its slots until it hears
-        of them: so at once if there are none."""
+        """Claim tasks for a worker of another node, which keeps its slots until it gets an answer:
+        so at once if there are none."""
         engine, now = self._state.engine, self._state.clock.now()
         if self._closed or not engine.workers.has_tasks_for(
             grant.holder.tenant_id, grant.offer, now
@@ -311,13 +299,13 @@ class LeaseService:
             grant.holder, grant.offer, grant.slots, idle=grant.idle, here=False,
             announces=grant.announces, shared=grant.shared,
         )  # fmt: skip
-        leased = await self._wait(self._open(poll, ours=False), 0)
+        leased = await self._wait(self._open(poll), 0)
         return [(task.execution.id, task.execution.fence) for task in leased]
 
     async def claimed_elsewhere(
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
     ) -> None:
-        """Another node claimed these for a worker that waits here, or did until now."""
+        """Take in what another node claimed for some slots of a poll that waits here, or did."""
         tenant_id = poll.session.tenant_id
         leased: Sequence[LeasedTask] = ()
         try:
@@ -340,13 +328,13 @@ class LeaseService:
     # Restarts --------------------------------------------------------------------------------
 
     def _began(self, holder: WorkerSession) -> None:
-        """A worker's process began here."""
+        """Note that a worker's process began here, and tell the other nodes."""
         self._remote.began(holder)
         self.replaced(holder)
 
     def replaced(self, current: WorkerSession) -> None:
-        """A worker's process began: nobody waits any more for the ones before it, and what they
-        hold in our partitions is free."""
+        """Note that a worker's process began: end the polls of those before it, and their leases in
+        our partitions."""
         self._registry.replaced(current)
         for waiting in list(self._waiting.values()):
             holder = waiting.poll.session
@@ -354,7 +342,8 @@ class LeaseService:
                 self._state.engine.workers.close(waiting.poll)
                 waiting.over = True
                 if not waiting.poll.in_flight:
-                    self._turn_away(waiting)
+                    del self._waiting[waiting.poll]
+                    waiting.answer.set_exception(superseded(holder))
         former = self._state.engine.running.of_former_sessions(current)
         if former:
             self._background_tasks.start(self._expire_leases(former))
@@ -362,7 +351,7 @@ class LeaseService:
     # The node's way in -----------------------------------------------------------------------
 
     def close(self) -> None:
-        """The node stops: whoever waits here asks another one."""
+        """Answer all polls, for the node stops: the workers ask another one."""
         self._closed = True
         for waiting in list(self._waiting.values()):
             self._end_poll(waiting)

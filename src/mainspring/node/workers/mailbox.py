@@ -50,7 +50,7 @@ class TasksWait(Struct, tag=True):
 
 
 class SlotGrant(Struct, tag=True):
-    """Claim so many of them for this worker."""
+    """Slots of a worker for which a node may claim tasks."""
 
     node: UUID
     number: int
@@ -71,20 +71,19 @@ class GrantClaimed(Struct, tag=True):
 
 
 class GrantConfirmed(Struct, tag=True):
-    """The worker's node has them in hand."""
+    """Tasks that have reached the node of their worker."""
 
     tasks: list[ExecutionKey]
 
 
 class WorkerRestarted(Struct, tag=True):
-    """A worker's process began: the ones before it under its name are gone."""
+    """The start of a worker's process: the ones before it under its name are gone."""
 
     holder: WorkerSession
 
 
 class InterruptPolls(Struct, tag=True):
-    """Executions of these workers were asked to cancel, or were lost because they were silent: let
-    them ask."""
+    """Executions of these workers were cancelled, or lost by their silence: let them ask."""
 
     holders: list[WorkerSession]
 
@@ -105,7 +104,7 @@ _decode = msgspec.json.Decoder(NodeMessage).decode
 
 
 class Mailbox:
-    """Sends messages, several at a time, and brings those that came."""
+    """Sends messages, several at a time, and delivers those that came."""
 
     def __init__(self, state: NodeState, messages: MessageStore, look_every: float) -> None:
         self._state = state
@@ -134,7 +133,7 @@ class Mailbox:
             self.send(node, message)
 
     def hint(self) -> None:
-        """Something has come."""
+        """Look for messages now."""
         self._arrived.set()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:

@@ -4,10 +4,11 @@ The database decides: the last process to come under a name is the worker, all b
 for good. A node asks once per process; what it hears of them later it notes now and then.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, THERE_FOR, Offer
+from mainspring.domain.capability import MOST_NAMES, MOST_OFFERS, Offer
 from mainspring.domain.execution import Outcome
 from mainspring.engine.demand import WorkerSession
 from mainspring.errors import Conflict, StoreUnavailable
@@ -30,12 +31,12 @@ class _WorkerEntry:
     """Whether what it offers is not written yet."""
     heard: bool = True
     left: bool = False
-    """Whether it hung up, and was not heard of since."""
+    """Whether it has disconnected, and was not heard of since."""
     leased: int = 0
-    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def ask(self, offer: Offer) -> None:
-        """One of its lanes asks."""
+        """Note what one of its lanes offers."""
         if offer not in self.offers:
             self.offered = True
         self.offers.pop(offer, None)
@@ -47,40 +48,35 @@ class _WorkerEntry:
 
     def touch(self) -> Touch:
         """Return what is new about it, once."""
-        count = self.outcomes.get
-        failed = count(Outcome.FAILED, 0) + count(Outcome.TIMED_OUT, 0)
+        count = self.outcomes
+        failed = count[Outcome.FAILED] + count[Outcome.TIMED_OUT]
         made = Touch(
             *self.holder, offer_shown(*self.offers) if self.offered else None, self.about,
-            self.leased, count(Outcome.SUCCEEDED, 0), failed, count(Outcome.RELEASED, 0),
+            self.leased, count[Outcome.SUCCEEDED], failed, count[Outcome.RELEASED],
         )  # fmt: skip
         self.offered, self.heard, self.about, self.leased = False, False, None, 0
-        self.outcomes = {}
+        self.outcomes = Counter()
         return made
 
 
+@dataclass(eq=False)
 class WorkerRegistry:
     """Knows the workers that ask at this node."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        workers: WorkerStore,
-        began: Callable[[WorkerSession], None],
-        there_for: float = THERE_FOR,
-    ) -> None:
-        self._state = state
-        self._there_for = there_for
-        self._workers = workers
-        self._began = began
-        self._known: dict[tuple[int, str], _WorkerEntry] = {}
-        self._held: dict[tuple[int, str], int] = {}
-        state.on_new_incarnation(self._held.clear)
+    _state: NodeState
+    _workers: WorkerStore
+    _began: Callable[[WorkerSession], None]
+    _there_for: float
+    _known: dict[tuple[int, str], _WorkerEntry] = field(default_factory=dict, init=False)
+    _held: dict[tuple[int, str], int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._state.on_new_incarnation(self._held.clear)
 
     async def admit(
         self, holder: WorkerSession, offer: Offer, about: Mapping[str, object] | None
     ) -> None:
-        """Admit a worker that asks for tasks. Raise Conflict when another process has taken its
-        name."""
+        """Admit a worker that asks for tasks; Conflict when another process has taken its name."""
         known = self._entry_of(holder)
         if known is None:
             if not await self._workers.register(*holder, offer, about):
@@ -101,18 +97,18 @@ class WorkerRegistry:
         return tuple(known.offers)
 
     def left(self, holder: WorkerSession) -> None:
-        """Note that a worker hung up."""
+        """Note that a worker has disconnected."""
         if (known := self._entry_of(holder)) is not None:
             known.left = True
 
-    def leased(self, holder: WorkerSession, tasks: int) -> None:
+    def leased(self, holder: WorkerSession) -> None:
         if (known := self._entry_of(holder)) is not None:
-            known.leased += tasks
+            known.leased += 1
             known.heard = True
 
     def reported(self, holder: WorkerSession, outcome: Outcome) -> None:
         if (known := self._entry_of(holder)) is not None:
-            known.outcomes[outcome] = known.outcomes.get(outcome, 0) + 1
+            known.outcomes[outcome] += 1
             known.heard = True
 
     def replaced(self, current: WorkerSession) -> None:

@@ -7,7 +7,8 @@ than it asked for, and no task waits because its worker asks elsewhere.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -46,23 +47,15 @@ _GRANT_TTL = 1.0
 class LocalWorkers(Protocol):
     """What this asks of the lease service."""
 
-    def polls(self) -> Iterable[Poll]:
-        """Return the polls of our own workers."""
-        ...
+    def polls(self) -> Iterable[Poll]: ...
 
-    def kinds(self) -> Iterable[Kind]:
-        """Return the kinds of workers that are here."""
-        ...
+    def kinds(self) -> Iterable[Kind]: ...
 
-    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]:
-        """Claim tasks for a worker of another node."""
-        ...
+    async def claim_for(self, grant: SlotGrant) -> list[ExecutionKey]: ...
 
     async def claimed_elsewhere(
         self, poll: Poll, slots: int, tasks: Sequence[ExecutionKey]
-    ) -> None:
-        """Another node claimed these for so many slots of a poll, and is done with it."""
-        ...
+    ) -> None: ...
 
     def replaced(self, current: WorkerSession) -> None: ...
 
@@ -73,84 +66,84 @@ class _Reserved(NamedTuple):
     poll: Poll
     slots: int
     node: UUID
-    kind: Kind
 
 
+@dataclass(eq=False)
 class RemoteWorkers:
-    """Both sides of it."""
+    """Claims for workers of other nodes, and lets other nodes claim for workers that wait here."""
 
-    def __init__(self, state: NodeState, post: Mailbox, lease_service: LocalWorkers) -> None:
-        self._state = state
-        self._post = post
-        self._lease_service = lease_service
-        self._announced: dict[Kind, float] = {}
-        self._remote_demand: dict[Kind, dict[UUID, int]] = {}
-        self._reserved: dict[int, _Reserved] = {}
-        self._numbers = count(1)
-        self._turn = 0
+    _state: NodeState
+    _mailbox: Mailbox
+    _lease_service: LocalWorkers
+    _announced: dict[Kind, float] = field(default_factory=dict, init=False)
+    _remote_demand: dict[Kind, dict[UUID, int]] = field(default_factory=dict, init=False)
+    _reserved: dict[int, _Reserved] = field(default_factory=dict, init=False)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1), init=False)
+    _turn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._background_tasks = BackgroundTasks(of="forward")
-        post.deliver_to(self._receive)
+        self._mailbox.deliver_to(self._receive)
 
     # Where the worker waits ------------------------------------------------------------------
 
     def waits(self, poll: Poll) -> None:
-        """A worker waits here: let nodes claim for it that have tasks."""
-        if not self._post.others:
+        """Let nodes that have tasks claim for a worker that waits here."""
+        if not self._mailbox.others:
             return
-        kind = _kind(poll)
-        demand = self._remote_demand.get(kind)
-        if demand:
-            self._share(poll, kind, demand)
+        kind = poll.kind
+        if demand := self._remote_demand.get(kind):
+            self._share(poll, demand)
         now = self._state.clock.now()
         if self._announced.get(kind, 0.0) + _ANNOUNCE_EVERY <= now:
             self._announced[kind] = now
-            self._post.tell_all(WorkersWait(self._state.node_id, [kind]))
+            self._mailbox.tell_all(WorkersWait(self._state.node_id, [kind]))
 
     def call(self, calls: Iterable[RemoteDemand]) -> None:
-        """Tasks wait here for workers of other nodes."""
+        """Tell other nodes that tasks wait here for their workers."""
         for call in calls:
             kind = (call.tenant_id, call.offer)
-            self._post.send(call.node, TasksWait(self._state.node_id, kind, call.tasks))
+            self._mailbox.send(call.node, TasksWait(self._state.node_id, kind, call.tasks))
 
     def began(self, holder: WorkerSession) -> None:
-        self._post.tell_all(WorkerRestarted(holder))
+        self._mailbox.tell_all(WorkerRestarted(holder))
 
     def interrupt_polls(self, holders: Collection[WorkerSession]) -> None:
-        if self._post.others:
-            self._post.tell_all(InterruptPolls(list(holders)))
+        if self._mailbox.others:
+            self._mailbox.tell_all(InterruptPolls(list(holders)))
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        return {"forwarding": self._keep_announcing, **self._post.loops()}
+        return {"forwarding": self._keep_announcing, **self._mailbox.loops()}
 
-    def _share(self, poll: Poll, kind: Kind, demand: dict[UUID, int]) -> None:
-        """Each caller gets its part of the slots, and so do our own partitions; where there are
-        fewer slots than that, they take turns."""
+    def _share(self, poll: Poll, demand: dict[UUID, int]) -> None:
+        """Grant each node with tasks, and our own partitions, a part of the slots; where there are
+        fewer slots than nodes, they take turns."""
         part = poll.free // (len(demand) + 1)
         if part:
             for node, tasks in demand.items():
-                self._grant(poll, kind, node, min(part, tasks))
+                self._grant(poll, node, min(part, tasks))
             return
         self._turn = (self._turn + 1) % (len(demand) + 1)
         if self._turn:
             node = list(demand)[self._turn - 1]
-            self._grant(poll, kind, node, min(poll.free, demand[node]))
+            self._grant(poll, node, min(poll.free, demand[node]))
         else:
             # Ours go first, if there are any.
-            asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll, kind)
+            asyncio.get_running_loop().call_later(_OURS_FIRST, self._offer_rest, poll)
 
-    def _offer_rest(self, poll: Poll, kind: Kind) -> None:
-        for node, tasks in list(self._remote_demand.get(kind, {}).items()):
+    def _offer_rest(self, poll: Poll) -> None:
+        for node, tasks in list(self._remote_demand.get(poll.kind, {}).items()):
             if poll.free > 0:
-                self._grant(poll, kind, node, min(poll.free, tasks))
+                self._grant(poll, node, min(poll.free, tasks))
 
-    def _grant(self, poll: Poll, kind: Kind, node: UUID, slots: int) -> None:
+    def _grant(self, poll: Poll, node: UUID, slots: int) -> None:
         number = next(self._numbers)
         shared = poll.shared or poll.in_flight > 0 or slots < poll.free
         poll.shared = True
         poll.free -= slots
         poll.in_flight += slots
-        self._reserved[number] = _Reserved(poll, slots, node, kind)
-        self._post.send(
+        self._reserved[number] = _Reserved(poll, slots, node)
+        self._mailbox.send(
             node,
             SlotGrant(
                 self._state.node_id,
@@ -166,15 +159,15 @@ class RemoteWorkers:
         asyncio.get_running_loop().call_later(_GRANT_TTL, self._close_grant, number, ())
 
     def _close_grant(self, number: int, tasks: Sequence[ExecutionKey]) -> bool:
-        """Close a grant, once: another node says what it claimed, or its time is over."""
+        """Close a grant, once: the other node says what it claimed, or its time is over."""
         reserved = self._reserved.pop(number, None)
         if reserved is None:
             return False
         if len(tasks) < reserved.slots:
-            demand = self._remote_demand.get(reserved.kind, {})
+            demand = self._remote_demand.get(reserved.poll.kind, {})
             demand.pop(reserved.node, None)
             if not demand:
-                self._remote_demand.pop(reserved.kind, None)
+                self._remote_demand.pop(reserved.poll.kind, None)
         self._background_tasks.start(
             self._lease_service.claimed_elsewhere(reserved.poll, reserved.slots, tasks)
         )
@@ -184,22 +177,20 @@ class RemoteWorkers:
         for turn in count():
             await asyncio.sleep(_ANNOUNCE_EVERY)
             self._forget_demand()
-            if not self._post.others:
+            if not self._mailbox.others:
                 continue
-            kinds = {_kind(poll) for poll in self._lease_service.polls() if poll.free > 0}
+            kinds = {poll.kind for poll in self._lease_service.polls() if poll.free > 0}
             now = self._state.clock.now()
             self._announced = dict.fromkeys(kinds, now)
             if kinds:
-                self._post.tell_all(WorkersWait(self._state.node_id, list(kinds)))
+                self._mailbox.tell_all(WorkersWait(self._state.node_id, list(kinds)))
             if turn % _KNOWN_EVERY == 0 and (known := list(self._lease_service.kinds())):
-                self._post.tell_all(WorkersKnown(known))
+                self._mailbox.tell_all(WorkersKnown(known))
 
     def _forget_demand(self) -> None:
-        """Nodes that are gone get no slots, and neither does anybody of workers that are."""
-        others, kinds = (
-            self._post.others,
-            set(self._lease_service.kinds()) if self._remote_demand else set(),
-        )
+        """Forget the demand of nodes that are gone, and for workers that are gone."""
+        others = self._mailbox.others
+        kinds = set(self._lease_service.kinds() if self._remote_demand else ())
         for kind, demand in list(self._remote_demand.items()):
             for node in demand.keys() - others:
                 del demand[node]
@@ -224,7 +215,7 @@ class RemoteWorkers:
                 self._background_tasks.start(self._claim(message))
             case GrantClaimed(node=node, number=number, tasks=tasks):
                 if self._close_grant(number, tasks):
-                    self._post.send(node, GrantConfirmed(tasks))
+                    self._mailbox.send(node, GrantConfirmed(tasks))
                 # Else it comes too late: nobody waits, and the leases run out unblamed.
             case GrantConfirmed(tasks=tasks):
                 for task_id, fence in tasks:
@@ -239,13 +230,13 @@ class RemoteWorkers:
         for poll in self._lease_service.polls():
             if tasks <= 0:
                 break
-            if _kind(poll) == kind and poll.free > 0:
+            if poll.kind == kind and poll.free > 0:
                 slots = min(tasks, poll.free)
-                self._grant(poll, kind, node, slots)
+                self._grant(poll, node, slots)
                 tasks -= slots
 
     async def _claim(self, grant: SlotGrant) -> None:
-        """Where the tasks wait: claim for a worker of another node."""
+        """Claim tasks that wait here for a worker of another node."""
         tasks = await self._lease_service.claim_for(grant)
         crash_points.reach("forward.claimed")
         engine, now = self._state.engine, self._state.clock.now()
@@ -253,8 +244,4 @@ class RemoteWorkers:
         if len(tasks) < grant.slots and not engine.workers.has_tasks_for(*kind, now):
             # Its worker waits on: the next task is a reason to call, however soon it comes.
             engine.workers.add_remote_node(grant.node, *kind, now, _REMOTE_TTL)
-        self._post.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
-
-
-def _kind(poll: Poll) -> Kind:
-    return poll.session.tenant_id, poll.offer
+        self._mailbox.send(grant.node, GrantClaimed(self._state.node_id, grant.number, tasks))
