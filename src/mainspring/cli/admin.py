@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.output import Format, Output, show, show_one
-from mainspring.cli.running import client, reporting, run_with_config
-from mainspring.config import Config
+from mainspring.cli.running import client, load_config, reporting, run
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import present
 
@@ -100,27 +99,19 @@ def rotate_key(
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
     """Create an operator's key in the database that DATABASE_URL names, and print it this once."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        typer.echo(await commands.create_operator_key(config, name))
-
-    run_with_config(work)
+    typer.echo(run(commands.create_operator_key(load_config(), name)))
 
 
 @operator_key.command("revoke")
 def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
     """Revoke an operator's key, in the database that DATABASE_URL names."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        if not await commands.revoke_operator_key(config, key):
-            typer.echo("mainspring: there is no such operator's key", err=True)
-            raise typer.Exit(1)
-
-    run_with_config(work)
+    if not run(commands.revoke_operator_key(load_config(), key)):
+        typer.echo("mainspring: there is no such operator's key", err=True)
+        raise typer.Exit(1)
 
 
 def every(path: str) -> list[Any]:

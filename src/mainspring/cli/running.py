@@ -1,9 +1,9 @@
 """The frame of every command: read the settings, run, and print errors in one line each."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 import uvloop
@@ -12,6 +12,8 @@ from mainspring.config import Config, load
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.client import Client
 from mainspring.sdk.environment import AddressFields
+
+T = TypeVar("T")
 
 _TIMEOUT = 5.0
 """Seconds: a person waits, who would rather know that there is no answer."""
@@ -67,13 +69,7 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def run_with_config(work: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
-    """Read the settings, then run with them."""
-    config = load_config()
-    run(lambda: work(config))
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run to the end on an event loop of its own."""
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end on an event loop of its own, and return the result."""
     with reporting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work())
+        return runner.run(work)
