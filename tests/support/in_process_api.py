@@ -8,7 +8,6 @@ from uuid import UUID
 
 from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
@@ -27,6 +26,7 @@ from mainspring.store.vault import Vault
 from mainspring.store.workflows.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
+from support.manual_clock import ManualClock
 from support.store import time_of
 
 SCOPES = ("read", "write", "work", "admin")

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
@@ -17,6 +16,7 @@ from mainspring.node.materializer import Materializer
 from mainspring.node.state import NodeState
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
+from support.manual_clock import ManualClock
 
 
 class Unanswered(ScheduleService):

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.outcome_rules import Finish, RetryLater
@@ -19,6 +18,7 @@ from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
+from support.manual_clock import ManualClock
 from support.rows import execution, row
 
 
