@@ -331,6 +331,14 @@ def _convert(wanted: type, raw: Any) -> Any:
     return value
 
 
+_CHOICES = {
+    "key_environment": ENVIRONMENTS,
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("console", "json"),
+    "stall_action": ("log", "exit"),
+}
+
+
 def _contradictions(config: Config) -> list[str]:
     found = []
     if config.node_ttl < 3 * config.heartbeat:
@@ -340,22 +348,12 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
-    found.extend(_server_contradictions(config))
-    if config.log_level not in {"debug", "info", "warning", "error"}:
-        found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
-    if config.log_format not in {"console", "json"}:
-        found.append(f"log_format: {config.log_format!r} is not console or json")
-    if config.stall_action not in {"log", "exit"}:
-        found.append(f"stall_action: {config.stall_action!r} is not log or exit")
-    return found
-
-
-def _server_contradictions(config: Config) -> list[str]:
-    found = []
     if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
         found.append("tls_key and tls_client_ca mean nothing without tls_certificate")
     if config.tls_client_required and config.tls_client_ca is None:
         found.append("tls_client_required needs tls_client_ca: whose certificates are good?")
-    if config.key_environment not in ENVIRONMENTS:
-        found.append(f"key_environment: {config.key_environment!r} is not dev, test or live")
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            words = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            found.append(f"{name}: {getattr(config, name)!r} is not {words}")
     return found

@@ -1,6 +1,6 @@
 """The http executor: webhooks from start to report, with senders behind it.
 
-An execution waits here for its tenant's profile and for its turn in the lanes, then goes to the
+An execution waits here for its tenant's profile and for its turn in the queues, then goes to the
 sender. Its deadline counts from the moment it is sent, so that waiting costs nobody a failure.
 """
 
@@ -22,7 +22,7 @@ from mainspring.errors import MainspringError
 from mainspring.execution import headers, responses
 from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import Executor, ReportSink
-from mainspring.execution.send_queues import Caps, Lanes
+from mainspring.execution.send_queues import Caps, SendQueues
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
 from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
 from mainspring.observe.metrics import Metrics
@@ -110,7 +110,7 @@ class HttpExecutor(Executor):
         self._source = source
         self._unseal = unseal
         self._metrics = metrics
-        self._lanes: Lanes[_HttpExecution] = Lanes(settings.caps)
+        self._queues: SendQueues[_HttpExecution] = SendQueues(settings.caps)
         self._secure = ThreadSender(settings.sender, self._deliver)
         self._plain: Sender = self._secure
         if LoopSender.possible:
@@ -124,7 +124,7 @@ class HttpExecutor(Executor):
         self._asked: set[int] = set()
         self._releasing = False
         self._idle = asyncio.Event()
-        metrics.webhooks_in_flight.set_function(lambda: self._lanes.in_flight)
+        metrics.webhooks_in_flight.set_function(lambda: self._queues.in_flight)
         metrics.webhooks_waiting.set_function(self._count_waiting)
 
     def _count_waiting(self) -> int:
@@ -160,7 +160,7 @@ class HttpExecutor(Executor):
         waiting = self._executions.get((task_id, fence))
         if waiting is None or waiting.sent:
             return None
-        found = self._lanes.place(waiting.execution.tenant_id, waiting.origin, waiting)
+        found = self._queues.place(waiting.execution.tenant_id, waiting.origin, waiting)
         if found is None:
             return "it waits for the tenant's webhook settings to be read"
         ahead, in_flight = found
@@ -236,7 +236,7 @@ class HttpExecutor(Executor):
             self._waiting.setdefault(tenant_id, []).append(made)
         else:
             made.known = known
-            self._lanes.push(tenant_id, origin, made)
+            self._queues.push(tenant_id, origin, made)
         return None
 
     def _failed(self, execution: Execution, error: TaskError, *, retryable: bool = False) -> Report:
@@ -271,7 +271,7 @@ class HttpExecutor(Executor):
         self._asked.discard(tenant_id)
         for waiting in self._waiting.pop(tenant_id, ()):
             waiting.known = known
-            self._lanes.push(tenant_id, waiting.origin, waiting)
+            self._queues.push(tenant_id, waiting.origin, waiting)
         self._pump()
 
     # Out -------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class HttpExecutor(Executor):
     def _pump(self) -> None:
         """Send all whose turn it is."""
         broken: list[Report] = []
-        while turn := self._lanes.take():
+        while turn := self._queues.take():
             by_sender: dict[Sender, list[_HttpExecution]] = {}
             for each in turn:
                 by_sender.setdefault(self._sender_of(each), []).append(each)
@@ -304,7 +304,7 @@ class HttpExecutor(Executor):
 
     def _give_up(self, each: _HttpExecution) -> Report:
         del self._executions[each.key]
-        self._lanes.ended(each.execution.tenant_id, each.origin)
+        self._queues.ended(each.execution.tenant_id, each.origin)
         return self._broken(each.execution)
 
     def _sender_of(self, each: _HttpExecution) -> Sender:
@@ -346,7 +346,7 @@ class HttpExecutor(Executor):
             each = self._executions[reply.key]
             started, finished = each.times(self._clock)
             self._metrics.webhook_seconds.observe(finished - started)
-            self._lanes.ended(each.execution.tenant_id, each.origin)
+            self._queues.ended(each.execution.tenant_id, each.origin)
             kept = responses.headers_of_interest(reply.headers)
             if not each.cancelled and responses.completes_later(reply, kept):
                 results["later"] += 1
@@ -413,7 +413,7 @@ class HttpExecutor(Executor):
             tenant_id = each.execution.tenant_id
             if each.later is not None:
                 each.later.cancel()
-            elif not self._lanes.remove(tenant_id, each.origin, each):
+            elif not self._queues.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
         self._hand_in([self._ended(each, outcome) for each in waiting])
 

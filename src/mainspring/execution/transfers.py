@@ -196,19 +196,6 @@ class Transfers:
 class _Slot:
     """A libcurl handle with its callbacks, used for one request after another of one kind."""
 
-    __slots__ = (
-        "_body",
-        "_header_bytes",
-        "_lines",
-        "_max_response",
-        "_method",
-        "_read_limit",
-        "_refusal",
-        "_size",
-        "curl",
-        "request",
-    )
-
     def __init__(self, settings: SenderSettings, kind: str) -> None:
         self._max_response = settings.max_response
         self._read_limit = max(settings.read_limit, settings.max_response)

@@ -12,12 +12,6 @@ from typing import Any, TextIO, cast
 
 import structlog
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 # Everything a reader of logs may take for the end of a line, or a terminal for a command.
 _ESCAPES = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code != ord("\t")
@@ -40,7 +34,9 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
             escape_lines,
             _renderer(format, colours=out.isatty()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=False,
     )

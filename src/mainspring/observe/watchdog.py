@@ -98,22 +98,16 @@ class LoopWatchdog:
             self._metrics.loop_stalls.inc()
         frames = self._frames()
         message = "the event loop stands still" + (": this process ends" if self._exits else "")
-        _tell(
-            lambda: log.error(
-                message, action="loop.stalled", seconds=round(still, 1), frames=frames
-            )
-        )
+        seconds = round(still, 1)
+        _tell(log.error, message, action="loop.stalled", seconds=seconds, frames=frames)
         if self._exits:
             os._exit(EXIT_STALLED)
 
     def _recovered(self, still: float) -> None:
         self._note(still)
         self._until = monotonic()
-        _tell(
-            lambda: log.warning(
-                "the event loop goes on", action="loop.recovered", seconds=round(still, 1)
-            )
-        )
+        seconds = round(still, 1)
+        _tell(log.warning, "the event loop goes on", action="loop.recovered", seconds=seconds)
 
     def _note(self, still: float) -> None:
         self._last = still
@@ -128,8 +122,8 @@ class LoopWatchdog:
         return " < ".join(f"{c.name} ({c.filename}:{c.lineno})" for c in reversed(calls))
 
 
-def _tell(say: Callable[[], Any]) -> None:
+def _tell(say: Callable[..., Any], message: str, **fields: object) -> None:
     """Log, but do not wait for it: a log that nobody reads may be what the loop waits for."""
-    telling = threading.Thread(target=say, daemon=True)
+    telling = threading.Thread(target=say, args=(message,), kwargs=fields, daemon=True)
     telling.start()
     telling.join(_LAST_WORDS)

@@ -59,6 +59,24 @@ _SETTINGS = (
 )
 _OLD_TRANSACTION = 60.0
 _SLOW_ANSWER = 0.02
+_LASTING = """
+(SELECT format('process %s has one open for %s s: consider'
+     ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
+     pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
+ FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+   AND xact_start <= clock_timestamp() - $1 * interval '1 second'
+ ORDER BY xact_start LIMIT 1)
+UNION ALL
+(SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
+     gid, extract(epoch FROM clock_timestamp() - prepared)::integer)
+ FROM pg_prepared_xacts WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
+ ORDER BY prepared LIMIT 1)
+UNION ALL
+(SELECT format('the replication slot %L is held for nobody: let its reader come back,'
+     ' or pg_drop_replication_slot(%L)', slot_name, slot_name)
+ FROM pg_replication_slots WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
+ ORDER BY slot_name LIMIT 1)
+"""
 
 
 async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
@@ -122,43 +140,11 @@ async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
 
 async def _old_transactions(connection: asyncpg.Connection) -> Finding:
     """Whatever keeps vacuum from removing dead rows, with what to do about it."""
-    lasting = [
-        *await _described(
-            connection,
-            """SELECT format('process %s has one open for %s s: consider'
-                   ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
-                   pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
-               FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
-                 AND xact_start <= clock_timestamp() - $1 * interval '1 second'
-               ORDER BY xact_start LIMIT 1""",
-            _OLD_TRANSACTION,
-        ),
-        *await _described(
-            connection,
-            """SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
-                   gid, extract(epoch FROM clock_timestamp() - prepared)::integer) AS told
-               FROM pg_prepared_xacts
-               WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
-               ORDER BY prepared LIMIT 1""",
-            _OLD_TRANSACTION,
-        ),
-        *await _described(
-            connection,
-            """SELECT format('the replication slot %L is held for nobody: let its reader come back,'
-                   ' or pg_drop_replication_slot(%L)', slot_name, slot_name) AS told
-               FROM pg_replication_slots
-               WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
-               ORDER BY slot_name LIMIT 1""",
-        ),
-    ]
+    lasting = [row["told"] for row in await connection.fetch(_LASTING, _OLD_TRANSACTION)]
     if not lasting:
         return Finding("long transactions", True, "none")
     detail = f"dead rows pile up until they end; {'; '.join(lasting)}"
     return Finding("long transactions", False, detail)
-
-
-async def _described(connection: asyncpg.Connection, sql: str, *args: object) -> list[str]:
-    return [row["told"] for row in await connection.fetch(sql, *args)]
 
 
 async def _clock(connection: asyncpg.Connection) -> Finding:

@@ -205,24 +205,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Check the head; raising stops the parser before the application sees the request."""
         self._in_head = False
+        version = self.parser.get_http_version()
+        self._refusal = self._problem_of_head(version)
+        if self._refusal is not None:
+            raise self._refusal
+        self._begin(version)
+
+    def _problem_of_head(self, version: str) -> RequestError | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > self._limits.headers or size > self._limits.head:
-            self._refusal = _head_too_large(self._limits)
-            raise self._refusal
+            return _head_too_large(self._limits)
         if self._over_limit:
-            self._refusal = Crowded(f"{self._limits.connections} connections are open already")
-            raise self._refusal
+            return Crowded(f"{self._limits.connections} connections are open already")
         if self.parser.should_upgrade() and self._declares_body():
             # The parser would take the body for the other protocol's: it must not come to be taken
             # for the next request.
-            self._refusal = MalformedRequest("send a body without offering another protocol")
-            raise self._refusal
-        version = self.parser.get_http_version()
+            return MalformedRequest("send a body without offering another protocol")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version != "1.0"):
-            self._refusal = MalformedRequest("a request has one Host header, and only one")
-            raise self._refusal
-        self._begin(version)
+            return MalformedRequest("a request has one Host header, and only one")
+        return None
 
     def _declares_body(self) -> bool:
         return any(
