@@ -20,16 +20,13 @@ class Clock(Protocol):
     def now(self) -> float:
         """Return the seconds since the epoch, by the database's clock. It may stand still, or leap
         forward, as that one does."""
-        ...
 
     def measured(self) -> float:
         """Return the same as it was last measured, which may run back: for judging what the
         database itself has dated, such as leases."""
-        ...
 
     def steady(self) -> float:
         """Return the seconds since some moment, by this machine's steady clock."""
-        ...
 
 
 def monotonic() -> float:

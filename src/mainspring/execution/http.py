@@ -369,8 +369,7 @@ class HttpExecutor(Executor):
             reply = reply._replace(trouble="connection", message="the sender was restarted")
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
-        on = each.execution.spec.retry.on
-        verdict = responses.judge(reply, kept, on, now)
+        verdict = responses.judge(reply, kept, each.execution.spec.retry.on, now)
         return Report(
             each.execution,
             verdict.outcome,
@@ -395,16 +394,8 @@ class HttpExecutor(Executor):
             return
         timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
-        on = each.execution.spec.retry.on
-        report = Report(
-            each.execution,
-            Outcome.TIMED_OUT,
-            *each.times(self._clock),
-            error=TaskError("timeout", text),
-            retryable=on is None or "timeout" in on,
-            status_code=202,
-        )
-        self._hand_in([report])
+        reply = TransferReply(each.key, 202, [], b"", trouble="timeout", message=text)
+        self._hand_in([self._conclude(each, reply, {}, self._clock.now())])
 
     def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
         """Take back executions that are not under way."""

@@ -19,7 +19,6 @@ class Executor(Protocol):
 
     def can_run(self, capability: str) -> bool:
         """Whether tasks that need this capability may be given to it."""
-        ...
 
     def room(self) -> int | None:
         """Return how many more tasks that need no slot it takes in; None: any number. What it is
@@ -30,11 +29,9 @@ class Executor(Protocol):
 
     def has(self, task_id: UUID, fence: int) -> bool:
         """Whether it took this execution in and is yet to report it."""
-        ...
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         """Stop this execution if it is still running; it is then reported as cancelled."""
-        ...
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
         """Return what an execution waits for that was started and is not under way yet; None: for
@@ -43,4 +40,3 @@ class Executor(Protocol):
 
     async def stop(self, grace: float) -> None:
         """Let running executions finish for `grace` seconds, then release the rest."""
-        ...

@@ -73,11 +73,9 @@ class Metrics:
         self.http_requests = self._counter(
             "http_requests", "Requests answered", "route", "method", "status"
         )
-        self.http_seconds = Distribution(
-            "mainspring_http_request_seconds", "Time to answer a request", _SECONDS, ("route",)
+        self.http_seconds = self._histogram(
+            "http_request_seconds", "Time to answer a request", _SECONDS, "route"
         )
-        self.registry.register(self.http_seconds)
-
         self.connections_refused = self._counter(
             "connections_refused", "Connections refused before a request was served", "reason"
         )
@@ -183,7 +181,9 @@ class Metrics:
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(f"mainspring_{name}", help, registry=self.registry)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Distribution:
-        made = Distribution(f"mainspring_{name}", help, buckets)
+    def _histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
+    ) -> Distribution:
+        made = Distribution(f"mainspring_{name}", help, buckets, labels)
         self.registry.register(made)
         return made

@@ -20,7 +20,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -359,7 +359,9 @@ def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
     that it is alone. What does not listen is made to quit.
     """
     for number, seconds in ((signal.SIGINT, SECONDS_TO_CLEAR), (signal.SIGQUIT, SECONDS_TO_QUIT)):
-        _signal_all(_leftovers(cluster), number)
+        for pid in _leftovers(cluster):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         for _ in range(int(seconds / TICK)):
             if not _leftovers(cluster):
                 # Its process is gone, but its number may be another's by now, or a zombie's:
@@ -403,12 +405,6 @@ def _noted_leftover(cluster: Path) -> list[int]:
     except OSError:
         return []
     return [status[0]] if os.fsencode(f" -D {cluster} ") in answer.stdout else []
-
-
-def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _can_hold_socket(run: Path) -> bool:

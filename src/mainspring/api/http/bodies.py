@@ -40,7 +40,7 @@ def with_body(request: Request, body: bytes) -> Request:
 def json_response(
     body: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return raw_json(encode_json(body), status, headers)
+    return RawJsonResponse(encode_json(body), status, headers)
 
 
 def secret_response(body: object, location: str | None = None) -> Response:
@@ -51,14 +51,12 @@ def secret_response(body: object, location: str | None = None) -> Response:
     return json_response(body, 201, headers)
 
 
-def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return RawJsonResponse(body, status, headers)
-
-
 class RawJsonResponse(Response):
     """An answer whose JSON is encoded already, without the steps of Starlette's JSONResponse."""
 
-    def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status_code = status
         self.background = None
         self.body = body

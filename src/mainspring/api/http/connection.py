@@ -374,6 +374,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Draining ----------------------------------------------------------------------------------
 
     def close_if_idle(self) -> None:
+        """Close it unless something is under way, or was until a moment ago."""
         if self.transport.is_closing():
             return  # its descriptor may be another's by now
         idle = not self._in_message and not self._is_answering()
@@ -382,6 +383,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def cut_off(self) -> None:
+        """Close it, with an error if nothing was answered yet."""
         if self._in_message or self._is_answering():
             self._arriving_request = self._answered_request
             self._refuse(NotReady("this node has stopped; ask another one"))

@@ -251,13 +251,14 @@ class Idempotency:
             crash_points.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = await self._keep(recorder, answered)
+                await self._keep(recorder, answered)
+                kept = True
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> bool:
+    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> None:
         """Store an answer, unless the transaction of its effect has done so. The effect is
         committed, so the caller is answered even if this fails."""
         try:
@@ -266,7 +267,6 @@ class Idempotency:
             log.warning(
                 "an answer was not stored", action="answer.not_stored", problem=str(problem)
             )
-        return True
 
     async def _give_up(self, turn: Turn) -> None:
         try:
