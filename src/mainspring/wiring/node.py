@@ -38,8 +38,13 @@ from mainspring.store.node_messages import MessageStore
 from mainspring.store.secrets import SecretStore
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workers import WorkerStore
-from mainspring.wiring.settings import archive_of, http_settings, vault_of
-from mainspring.wiring.stores import heartbeat_connection, listening_connection
+from mainspring.wiring.settings import (
+    archive_of,
+    heartbeat_connection,
+    http_settings,
+    listening_connection,
+    vault_of,
+)
 from mainspring.workflows.advancing import new_steps
 from mainspring.workflows.definitions import Definitions
 from mainspring.workflows.outcomes import StepOutcomes

@@ -19,8 +19,7 @@ from mainspring.store.keys import KeyStore
 from mainspring.store.tasks import TaskStore
 from mainspring.wiring.api import ApiDependencies, build_app
 from mainspring.wiring.node import NodeParts
-from mainspring.wiring.settings import crash_point
-from mainspring.wiring.stores import Databases, check_schema
+from mainspring.wiring.settings import Databases, check_schema, crash_point
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
