@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args
 
 from mainspring.domain.apikey import ENVIRONMENTS
@@ -296,11 +296,7 @@ def _raw_value(
 def _parse(
     name: str, kind: Any, raw: Any, bounds: Mapping[str, Any], problems: list[str]
 ) -> Any | None:
-    wanted = (
-        next(t for t in get_args(kind) if t is not NoneType)
-        if isinstance(kind, UnionType)
-        else kind
-    )
+    wanted, *_none = get_args(kind) or (kind,)
     try:
         value = _convert(wanted, raw)
     except (KeyError, TypeError, ValueError, OverflowError):

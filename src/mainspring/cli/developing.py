@@ -15,7 +15,6 @@ from mainspring.errors import ConfigError, ServerError
 from mainspring.wiring import commands, settings
 from mainspring.wiring.server import Server
 
-_SCOPES = frozenset({"read", "write", "work", "admin"})
 _GRACE = 2.0
 # The receivers are on this very machine.
 _EGRESS = "127.0.0.0/8,::1/128"
@@ -72,7 +71,9 @@ class _Development:
 
     async def start(self) -> Server:
         url = await self._database.start()
-        sealing = self._config.secrets_key or self._kept("secrets-key", _new_secrets_key)
+        sealing = self._config.secrets_key or self._kept(
+            "secrets-key", lambda: secrets.token_hex(32)
+        )
         config = replace(self._config, database_url=url, secrets_key=sealing)
         await commands.migrate(config)
         server = await serving.start(config)
@@ -103,7 +104,7 @@ class _Development:
         secret = self._config.api_key or self._kept(
             "api-key", lambda: settings.new_key(server.config).secret
         )
-        await commands.add_development_key(server, secret, _SCOPES)
+        await commands.add_development_key(server, secret)
         return secret
 
     def _kept(self, name: str, make: Callable[[], str]) -> str:
@@ -116,11 +117,9 @@ class _Development:
 def kept(file: Path, make: Callable[[], str]) -> str:
     """Return a secret that is made once. It appears whole or not at all, and an empty one, as a
     full disk may have left it, is none."""
-    found = file.read_text().strip() if file.exists() else ""
-    return found or _keep(file, make())
-
-
-def _keep(file: Path, secret: str) -> str:
+    if file.exists() and (found := file.read_text().strip()):
+        return found
+    secret = make()
     aside = file.with_name(f"{file.name}.new")
     aside.unlink(missing_ok=True)
     with open(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as out:
@@ -129,10 +128,6 @@ def _keep(file: Path, secret: str) -> str:
         os.fsync(out.fileno())
     aside.replace(file)
     return secret
-
-
-def _new_secrets_key() -> str:
-    return secrets.token_hex(32)
 
 
 def _welcome(url: str, key: str, data: Path) -> str:

@@ -38,7 +38,10 @@ def set_up(config: Config) -> asyncio.Event:
     for problem in unknown_settings():
         log.warning(problem, action="config.unknown_setting")
     _allow_many_connections()
-    return _stop_signal()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 async def start(config: Config) -> Server:
@@ -82,10 +85,3 @@ def _allow_many_connections() -> None:
     if soft != hard:
         with suppress(ValueError, OSError):  # some systems promise more than they give
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop

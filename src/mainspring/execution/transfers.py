@@ -354,15 +354,12 @@ class _Poll:
             self._poll.unregister(fd)
 
     def fileno(self) -> int:
-        found: int = self._poll.fileno()
-        return found
+        return int(self._poll.fileno())
 
     def wait(self, seconds: float | None, most: int = -1) -> list[tuple[int, int]]:
         if self._epoll:
-            ready: list[tuple[int, int]] = self._poll.poll(seconds, most)
-        else:
-            ready = self._poll.poll(None if seconds is None else seconds * 1000)
-        return ready
+            return list(self._poll.poll(seconds, most))
+        return list(self._poll.poll(None if seconds is None else seconds * 1000))
 
     def close(self) -> None:
         if self._epoll:

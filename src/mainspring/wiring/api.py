@@ -77,7 +77,7 @@ from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_changes import TaskChangeService
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ApiDependencies:
     """The parts that the API is built from."""
 
@@ -100,10 +100,9 @@ class ApiDependencies:
     idempotency: Idempotency = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "authenticator", Authenticator(self.keys, self.activity))
+        self.authenticator = Authenticator(self.keys, self.activity)
         answers = AnswerStore(self.database)
-        idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
-        object.__setattr__(self, "idempotency", idempotency)
+        self.idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
 
     @property
     def task_validator(self) -> TaskValidator:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -63,8 +63,7 @@ class KeyActivity:
             await self.write(keys)
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
+class _Remembered(NamedTuple):
     key: ApiKey | None
     until: float
 

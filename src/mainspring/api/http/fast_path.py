@@ -55,11 +55,6 @@ class FastPathCompiler(Protocol):
         """Return how requests with this head are served; None if only on the full path."""
 
 
-class _CachedHead(NamedTuple):
-    length: int
-    serve: ServeFast
-
-
 class HeaderCache:
     """Heads that were seen before, each with how to serve it.
 
@@ -68,15 +63,16 @@ class HeaderCache:
 
     def __init__(self, compiler: FastPathCompiler | None) -> None:
         self._compiler = compiler
-        self._known: dict[bytes, _CachedHead] = {}
+        self._known: dict[bytes, tuple[int, ServeFast]] = {}
+        """By the digest of a head: the length of its body, and how to serve it."""
 
     def find(self, data: bytes) -> tuple[ServeFast, bytes] | None:
         """Return how to serve this data and its body if it is a whole request with a known head."""
         if not self._known or not data.startswith(_POST):
             return None
         head, body = _parts(data)
-        known = self._known.get(blake2b(head).digest())
-        return (known.serve, body) if known and len(body) == known.length else None
+        length, serve = self._known.get(blake2b(head).digest(), (-1, None))
+        return (serve, body) if serve is not None and len(body) == length else None
 
     def note(self, data: bytes, scope: Scope) -> None:
         """Remember the head of one whole request, which the parser read as this scope."""
@@ -89,7 +85,7 @@ class HeaderCache:
             self._known.pop(digest, None)
             if len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[digest] = _CachedHead(len(body), serve)
+            self._known[digest] = (len(body), serve)
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:

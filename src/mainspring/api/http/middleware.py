@@ -88,7 +88,7 @@ class RequestMiddleware:
         exchange = scope[EXCHANGE] = Exchange(scope, self._request_id(headers), send)
         try:
             if not _declares_length(headers, self._max_body):
-                receive = _LimitedBody(receive, self._max_body)
+                receive = _limited(receive, self._max_body)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = 499
@@ -217,21 +217,20 @@ async def _nothing_comes() -> Message:
     raise AssertionError("a whole answer asks for nothing more")
 
 
-class _LimitedBody:
-    """Counts the bytes of a body as they come, for callers who did not declare its length."""
+def _limited(receive: Receive, most: int) -> Receive:
+    """Count the bytes of a body as they come, for callers who did not declare its length."""
+    seen = 0
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._most = most
-        self._seen = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
+    async def count() -> Message:
+        nonlocal seen
+        message = await receive()
         if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
-            if self._seen > self._most:
-                raise _too_large(self._most)
+            seen += len(message.get("body", b""))
+            if seen > most:
+                raise _too_large(most)
         return message
+
+    return count
 
 
 def _declares_length(headers: dict[bytes, bytes], most: int) -> bool:

@@ -68,9 +68,8 @@ class TaskCreation:
         def created() -> Response:
             if not inserted.result():
                 raise tenant_gone()
-            return RawJsonResponse(
-                answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'}
-            )
+            headers = {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'}
+            return RawJsonResponse(answer, 201, headers)
 
         return PendingResponse(inserted, created)
 
