@@ -394,7 +394,7 @@ class HttpExecutor(Executor):
             return
         timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
-        reply = TransferReply(each.key, 202, [], b"", trouble="timeout", message=text)
+        reply = TransferReply(each.key, 202, trouble="timeout", message=text)
         self._hand_in([self._conclude(each, reply, {}, self._clock.now())])
 
     def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:

@@ -9,6 +9,7 @@ guard refuses, neither at connect nor on a kept connection.
 import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -51,9 +52,9 @@ class TransferReply(NamedTuple):
     """The result of a request: a status and an answer, or a trouble and a sentence about it."""
 
     key: Key
-    status: int
-    headers: list[bytes]
-    body: bytes
+    status: int = 0
+    headers: Sequence[bytes] = ()
+    body: bytes = b""
     truncated: bool = False
     trouble: Trouble | None = None
     message: str = ""
@@ -132,7 +133,7 @@ class Transfers:
             self._multi.add_handle(slot.curl)
         except (pycurl.error, ValueError, TypeError, UnicodeError) as problem:
             text = f"the request cannot be sent: {type(problem).__name__}"
-            self._ended.append(TransferReply(request.key, 0, [], b"", False, "bad-answer", text))
+            self._ended.append(TransferReply(request.key, trouble="bad-answer", message=text))
             return
         self._active[request.key] = slot
 
@@ -141,7 +142,7 @@ class Transfers:
         if slot is not None:
             self._multi.remove_handle(slot.curl)
             slot.curl.close()
-            self._ended.append(TransferReply(key, 0, [], b"", False, "cancelled"))
+            self._ended.append(TransferReply(key, trouble="cancelled"))
 
     def collect(self) -> list[TransferReply]:
         """Return what has ended since the last call."""
@@ -264,7 +265,7 @@ class _Slot:
             whole = self._size <= self._max_response
             return TransferReply(key, status, self._lines, bytes(self._body), not whole)
         trouble, text = self._trouble(code, message)
-        return TransferReply(key, 0, [], b"", False, trouble, text)
+        return TransferReply(key, trouble=trouble, message=text)
 
     def _trouble(self, code: int, message: str) -> tuple[Trouble, str]:
         if self._refusal is not None:

@@ -23,6 +23,9 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
     out = stream or sys.stderr
     # It tells of each lost connection by a traceback; that the database is gone, we say ourselves.
     logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
+    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    if format == "json":
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -32,7 +35,7 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
             structlog.processors.format_exc_info,
             name_action,
             escape_lines,
-            _renderer(format, colours=out.isatty()),
+            renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
@@ -78,9 +81,3 @@ def escape_lines(
         elif not isinstance(value, (bool, int, float, type(None))):
             event[key] = str(value).translate(_ESCAPES)
     return event
-
-
-def _renderer(format: str, *, colours: bool) -> structlog.typing.Processor:
-    if format == "json":
-        return structlog.processors.JSONRenderer(ensure_ascii=True)
-    return structlog.dev.ConsoleRenderer(colors=colours)

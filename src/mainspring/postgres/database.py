@@ -261,19 +261,14 @@ def _arguments(options: DatabaseOptions) -> dict[str, Any]:
     }
     if options.prepared:
         # A pooler would refuse these; all works without them, only with plans that can go wrong.
-        arguments["server_settings"] |= _PLANNER | _limits(options)
+        arguments["server_settings"] |= _PLANNER | {
+            # A client that is frozen cannot give up in time, and its locks would last as long.
+            "statement_timeout": _milliseconds(options.statement_timeout),
+            _IDLE: _milliseconds(options.idle_timeout),
+        }
     if options.tls is not None:
         arguments["ssl"] = options.tls
     return arguments
-
-
-def _limits(options: DatabaseOptions) -> dict[str, str]:
-    """What the server ends by itself: a client that is frozen cannot give up in time, and its locks
-    would last as long as it stands still."""
-    return {
-        "statement_timeout": _milliseconds(options.statement_timeout),
-        _IDLE: _milliseconds(options.idle_timeout),
-    }
 
 
 def _milliseconds(seconds: float) -> str:

@@ -31,13 +31,7 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import (
-    AnswerStore,
-    BeforeCommit,
-    StoredAnswer,
-    Turn,
-    keep_answer,
-)
+from mainspring.store.answers import AnswerStore, BeforeCommit, StoredAnswer, Turn, keep_answer
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
