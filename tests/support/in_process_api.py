@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.config import Config
 from mainspring.domain.execution import Execution, Report
@@ -112,7 +111,7 @@ class InProcessApi:
 
     def another_node(self) -> "InProcessApi":
         """A second application over the same database, which shares no memory with the first."""
-        deps = replace(self.deps, ids=TaskIds(Random(5)), activity=KeyActivity(), metrics=Metrics())
+        deps = replace(self.deps, ids=TaskIds(Random(5)), metrics=Metrics())
         return InProcessApi(deps, build_app(deps), self.tenants)
 
 

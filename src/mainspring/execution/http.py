@@ -42,10 +42,6 @@ class ProfileSource(Protocol):
     async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
 
 
-Unseal = Callable[[str], Mapping[str, str]]
-"""Turns the ciphertext in a target into headers."""
-
-
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """The settings of the executor."""
@@ -101,9 +97,10 @@ class HttpExecutor(Executor):
         report: ReportSink,
         settings: HttpSettings,
         source: ProfileSource,
-        unseal: Unseal,
+        unseal: Callable[[str], Mapping[str, str]],
         metrics: Metrics,
     ) -> None:
+        """`unseal` turns the ciphertext in a target into headers."""
         self._clock = clock
         self._report = report
         self._settings = settings
@@ -125,10 +122,9 @@ class HttpExecutor(Executor):
         self._releasing = False
         self._idle = asyncio.Event()
         metrics.webhooks_in_flight.set_function(lambda: self._queues.in_flight)
-        metrics.webhooks_waiting.set_function(self._count_waiting)
-
-    def _count_waiting(self) -> int:
-        return sum(not each.sent for each in self._executions.values())
+        metrics.webhooks_waiting.set_function(
+            lambda: sum(not each.sent for each in self._executions.values())
+        )
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"

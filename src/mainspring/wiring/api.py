@@ -21,7 +21,7 @@ from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
-from mainspring.api.http.auth import Authenticator, KeyActivity
+from mainspring.api.http.auth import Authenticator
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
@@ -91,7 +91,6 @@ class ApiDependencies:
     metrics: Metrics
     database: Database
     lease_service: LeasePort
-    activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
     definitions: Definitions = field(default_factory=Definitions)
     profile_changed: Callable[[int], None] = lambda _tenant: None
@@ -100,7 +99,7 @@ class ApiDependencies:
     idempotency: Idempotency = field(init=False)
 
     def __post_init__(self) -> None:
-        self.authenticator = Authenticator(self.keys, self.activity)
+        self.authenticator = Authenticator(self.keys)
         answers = AnswerStore(self.database)
         self.idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
 
@@ -212,9 +211,9 @@ def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
     config, store = deps.config, Administration.over(deps.database)
     unpredictable = SystemRandom()
     keys = KeyResource(
-        store.key_ring, deps.activity, deps.clock, config.key_environment, unpredictable
+        store.key_ring, deps.authenticator, deps.clock, config.key_environment, unpredictable
     )
-    tenants = TenantResource(store.tenants, deps.activity, config, unpredictable)
+    tenants = TenantResource(store.tenants, deps.authenticator, config, unpredictable)
     yield key_routes(keys)
     yield tenant_routes(tenants)
     yield installation_routes(

@@ -6,7 +6,6 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from mainspring import crash_points, timezones, tls
-from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.connection import ConnectionLimits, HttpConfig
 from mainspring.api.http.server import HttpServer, listen
 from mainspring.clock import DatabaseClock
@@ -38,14 +37,14 @@ class Server:
         self._socket: socket.socket | None = None
         self._http: HttpServer | None = None
         self._tls = tls.server_context(config)
-        self._activity = KeyActivity()
         self._background = Supervisor()
         exits = config.stall_action == "exit"
         self._watchdog = LoopWatchdog(config.loop_stall, self.metrics, exits=exits)
         parts = NodeParts(config, self._databases.engine, self._clock, self.metrics)
         self.node = parts.node
         dependencies = self._api(parts)
-        parts.state.on_new_incarnation(dependencies.authenticator.forget_all)
+        self._authenticator = dependencies.authenticator
+        parts.state.on_new_incarnation(self._authenticator.forget_all)
         self.app = build_app(dependencies)
 
     @property
@@ -72,7 +71,7 @@ class Server:
         self._socket = listen(self.config.host, self.config.port)
         await self._databases.open()
         await self.node.start(self.advertised_url)
-        self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
+        self._background.start("keys.touch", self._authenticator.keep_writing_uses)
         self._http = HttpServer(self._http_config())
         try:
             await self._http.open(self._socket)
@@ -93,7 +92,7 @@ class Server:
         if self._http is not None:
             await self._http.close()
         await self._background.stop()
-        await self._activity.write(self.keys)
+        await self._authenticator.write_uses()
         await self._databases.close()
         self._watchdog.stop()
 
@@ -124,7 +123,6 @@ class Server:
             lease_service=parts.lease_service,
             metrics=self.metrics,
             database=database,
-            activity=self._activity,
             vault=parts.vault,
             definitions=parts.definitions,
             profile_changed=parts.webhooks.forget,
