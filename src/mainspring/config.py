@@ -28,7 +28,7 @@ _MARGIN = 5.0
 def setting(
     default: Any, help: str, *, least: float | None = None, most: float | None = None
 ) -> Any:
-    """A field with its help text and its bounds: `docs/configuration.md` is made from these."""
+    """Return a field with its help text and bounds, from which docs/configuration.md is made."""
     metadata = {"help": help, "least": least, "most": most}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -206,8 +206,8 @@ class Config:
 
     @property
     def read_cap(self) -> int:
-        """Number of tasks of a stream that are read: one more than the window holds, which tells
-        the window that there is more."""
+        """Number of tasks of a stream that are read: one more than the window holds, to know
+        whether there are more."""
         return self.stream_cap + 1
 
     @property
@@ -239,10 +239,8 @@ def load(environ: Mapping[str, str] = os.environ, **overrides: Any) -> Config:
 
 
 def unknown_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return variables that look like settings and are none, each with the one that may be meant.
-
-    Not a reason to stop: an environment that several share may name settings of a newer version.
-    """
+    """Return a warning for each variable that looks like a setting and is none: not an error,
+    because a shared environment may name settings of a newer version."""
     known = {f.name.upper() + form for f in fields(Config) for form in ("", "_FILE")} | {"CONFIG"}
     found = sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX))
     return [
@@ -258,8 +256,7 @@ def _meant(name: str, known: Collection[str]) -> str:
 
 
 def environment_of_programs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of programs that we start: without our settings, of which some are
-    secret."""
+    """Return the environment of programs that we start: without our settings and their secrets."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 

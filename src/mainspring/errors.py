@@ -75,8 +75,7 @@ class StoreError(MainspringError, code="store"):
 
 
 class StoreUnavailable(StoreError, code="store-unavailable"):
-    """The database cannot be reached, or has a fault of its own. Whether the call took effect is
-    not known."""
+    """The database cannot be reached, or failed. Whether the call took effect is not known."""
 
 
 class NothingSent(StoreUnavailable):
@@ -166,8 +165,7 @@ _PROBLEMS_TOLD = 3
 
 
 class RequestError(MainspringError):
-    """A caller asked for something that cannot be done. As text it is one line, with the first few
-    of its `problems`."""
+    """A request cannot be served. Its text is one line, with the first few of its `problems`."""
 
     code = "request"
     status: ClassVar[int] = 400
@@ -237,8 +235,7 @@ class TooLarge(RequestError, code="too-large", status=413, title="The request is
 
 
 def refusal(detail: str, problems: Sequence[Problem]) -> RequestError:
-    """Return the error for problems that were found together: where one of them is a matter of
-    size, so is the whole."""
+    """Return the error for problems that were found together: TooLarge if one is about size."""
     large = any(isinstance(problem, Oversize) for problem in problems)
     return (TooLarge if large else InvalidRequest)(detail, problems)
 

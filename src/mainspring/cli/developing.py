@@ -29,8 +29,8 @@ def default_data() -> Path:
 
 
 def for_development(config: Config) -> Config:
-    """Return the settings without what they say of other databases: the private one alone is
-    migrated and used, whatever this shell was told about the one in production."""
+    """Return the settings for the private database, without those of any other: whatever the
+    environment says about the one in production, it is not touched."""
     return replace(
         config,
         database_url="",  # known once it runs
@@ -97,10 +97,7 @@ class _Development:
         await self._database.stop()
 
     async def _add_key(self, server: Server) -> str:
-        """Add the key of tenant `default` with all scopes that is also an operator.
-
-        It is the one the user chose, or else one that is made once and kept beside the data.
-        """
+        """Add the key that the user chose, or else one that is made once and kept with the data."""
         secret = self._config.api_key or self._kept(
             "api-key", lambda: settings.new_key(server.config).secret
         )
@@ -115,8 +112,8 @@ class _Development:
 
 
 def kept(file: Path, make: Callable[[], str]) -> str:
-    """Return a secret that is made once. It appears whole or not at all, and an empty one, as a
-    full disk may have left it, is none."""
+    """Return the secret in a file, made now if there is none, or an empty one as a full disk may
+    leave. It is written whole or not at all."""
     if file.exists() and (found := file.read_text().strip()):
         return found
     secret = make()

@@ -131,13 +131,13 @@ class HttpExecutor(Executor):
 
     def start(self, executions: Sequence[Execution]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
-        failed = [wrong for a in executions if (wrong := self._take_in(a)) is not None]
+        failed = [wrong for a in executions if (wrong := self._admit_or_report(a)) is not None]
         if failed:
             self._metrics.webhooks.labels("refused").inc(
                 sum(r.error is not None and r.error.code == "egress-blocked" for r in failed)
             )
             self._report(failed)
-        self._pump()
+        self._send_ready()
 
     def has(self, task_id: UUID, fence: int) -> bool:
         return (task_id, fence) in self._executions
@@ -164,8 +164,7 @@ class HttpExecutor(Executor):
         return f"{in_flight} requests to {host} are in flight, {ahead} are queued before it"
 
     def forget(self, tenant_id: int) -> None:
-        """Read a tenant's profile again before the next request: it was changed through this
-        node."""
+        """Read a tenant's profile, which was changed here, again before the next request."""
         known = self._known.get(tenant_id)
         if known is not None:
             self._known[tenant_id] = known._replace(read_at=monotonic() - _USABLE_FOR)
@@ -191,18 +190,18 @@ class HttpExecutor(Executor):
         for task in self._reading:
             task.cancel()
 
-    # In --------------------------------------------------------------------------------------
+    # Start -----------------------------------------------------------------------------------
 
-    def _take_in(self, execution: Execution) -> Report | None:
-        """Take an execution in; return a report when it can never be sent."""
+    def _admit_or_report(self, execution: Execution) -> Report | None:
+        """Queue an execution; return a report if it can never be sent."""
         try:
             return self._admit(execution)
         except Exception:
             self._executions.pop((execution.id, execution.fence), None)
-            return self._broken(execution)
+            return self._crashed(execution)
 
-    def _broken(self, execution: Execution) -> Report:
-        """Log the exception being handled, which nobody foresaw, and return the report."""
+    def _crashed(self, execution: Execution) -> Report:
+        """Log the unexpected exception being handled, and return the report."""
         log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(execution.id))
         return not_started(execution, self._clock.now())
 
@@ -247,7 +246,8 @@ class HttpExecutor(Executor):
             task.add_done_callback(self._reading.discard)
 
     async def _read_profile(self, tenant_id: int) -> None:
-        """Wait until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
+        """Read a tenant's profile, however often that takes: without it a webhook would be unsigned
+        and ignore the tenant's own rules."""
         while True:
             asked_at = monotonic()
             try:
@@ -268,11 +268,11 @@ class HttpExecutor(Executor):
         for waiting in self._waiting.pop(tenant_id, ()):
             waiting.known = known
             self._queues.push(tenant_id, waiting.origin, waiting)
-        self._pump()
+        self._send_ready()
 
-    # Out -------------------------------------------------------------------------------------
+    # Send ------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
+    def _send_ready(self) -> None:
         """Send all whose turn it is."""
         broken: list[Report] = []
         while turn := self._queues.take():
@@ -282,7 +282,7 @@ class HttpExecutor(Executor):
             for sender, executions in by_sender.items():
                 broken += self._send(sender, executions)
         if broken:
-            self._hand_in(broken)
+            self._report_all(broken)
 
     def _send(self, sender: Sender, executions: Sequence[_HttpExecution]) -> list[Report]:
         """Send requests; return the reports of those that an error of ours stopped."""
@@ -301,7 +301,7 @@ class HttpExecutor(Executor):
     def _give_up(self, each: _HttpExecution) -> Report:
         del self._executions[each.key]
         self._queues.ended(each.execution.tenant_id, each.origin)
-        return self._broken(each.execution)
+        return self._crashed(each.execution)
 
     def _sender_of(self, each: _HttpExecution) -> Sender:
         url = each.execution.spec.target.url or ""
@@ -326,7 +326,7 @@ class HttpExecutor(Executor):
             known.profile.tls,
         )
 
-    # Back ------------------------------------------------------------------------------------
+    # Replies ---------------------------------------------------------------------------------
 
     def _deliver(self, replies: Sequence[TransferReply]) -> None:
         """Pass replies on, from the sender's thread."""
@@ -353,8 +353,8 @@ class HttpExecutor(Executor):
                 reports.append(self._conclude(each, reply, kept, now))
         for result, count in results.items():
             self._metrics.webhooks.labels(result).inc(count)
-        self._pump()
-        self._hand_in(reports)
+        self._send_ready()
+        self._report_all(reports)
 
     def _conclude(
         self, each: _HttpExecution, reply: TransferReply, kept: dict[str, str], now: float
@@ -391,7 +391,7 @@ class HttpExecutor(Executor):
         timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
         reply = TransferReply(each.key, 202, trouble="timeout", message=text)
-        self._hand_in([self._conclude(each, reply, {}, self._clock.now())])
+        self._report_all([self._conclude(each, reply, {}, self._clock.now())])
 
     def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
         """Take back executions that are not under way."""
@@ -402,13 +402,13 @@ class HttpExecutor(Executor):
                 each.later.cancel()
             elif not self._queues.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
-        self._hand_in([self._ended(each, outcome) for each in waiting])
+        self._report_all([self._ended(each, outcome) for each in waiting])
 
     def _ended(self, each: _HttpExecution, outcome: Outcome | None = None) -> Report:
         chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
         return Report(each.execution, chosen, *each.times(self._clock))
 
-    def _hand_in(self, reports: Sequence[Report]) -> None:
+    def _report_all(self, reports: Sequence[Report]) -> None:
         if reports:
             self._report(reports)
         if not self._executions:

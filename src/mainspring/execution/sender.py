@@ -130,18 +130,18 @@ class LoopSender:
     def stop(self) -> None:
         self._schedule(None)
         if self._inbox or self._transfers is not None:
-            transfers = self._begun()
+            transfers = self._opened()
             self._take_in(transfers, len(self._inbox))
             self._end(transfers)
 
-    def _begun(self) -> Transfers:
+    def _opened(self) -> Transfers:
         if self._transfers is None:
             self._transfers = Transfers(self._settings)
             asyncio.get_running_loop().add_reader(self._transfers.fileno(), self._drive)
         return self._transfers
 
     def _drive(self) -> None:
-        transfers = self._begun()
+        transfers = self._opened()
         try:
             self._take_in(transfers, _AT_ONCE)
             transfers.work(_AT_ONCE)

@@ -54,8 +54,7 @@ def format_secret(key: SigningKey) -> str:
 
 
 def public_key(key: SigningKey) -> str | None:
-    """Return what a receiver needs to verify an ed25519 signature; an HMAC secret has no public
-    half."""
+    """Return what a receiver needs to verify ed25519 signatures; None for an HMAC secret."""
     if key.kind == "hmac":
         return None
     return _PUBLIC + b64encode(_private(key.secret).public_key().public_bytes_raw()).decode()

@@ -275,7 +275,12 @@ class _Slot:
         text = "".join(c if c.isprintable() else " " for c in message)[:300]
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return "timeout", text or f"no answer within {self.request.timeout:g} s"
-        if code in (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_URL_MALFORMAT, _WEIRD, _TOO_LARGE):
+        if code in (
+            pycurl.E_UNSUPPORTED_PROTOCOL,
+            pycurl.E_URL_MALFORMAT,
+            _WEIRD_REPLY,
+            _TOO_LARGE,
+        ):
             return "bad-answer", text
         return "connection", text or f"libcurl gave up with code {code}"
 
@@ -306,18 +311,18 @@ class _Slot:
         self._refusal = self.request.egress.refusal(place[0], place[1])
         if self._refusal is not None:
             return pycurl.SOCKET_BAD
-        return _Lent(socket.socket(family, kind, protocol).detach())
+        return _SocketHandle(socket.socket(family, kind, protocol).detach())
 
     def _before_request(self, address: str, _local: str, port: int, _local_port: int) -> int:
         self._refusal = self.request.egress.refusal(address, port)
         return int(pycurl.PREREQFUNC_OK if self._refusal is None else pycurl.PREREQFUNC_ABORT)
 
 
-_WEIRD = 8  # CURLE_WEIRD_SERVER_REPLY
+_WEIRD_REPLY = 8  # CURLE_WEIRD_REPLY_SERVER_REPLY
 _TOO_LARGE = 100  # CURLE_TOO_LARGE
 
 
-class _Lent:
+class _SocketHandle:
     """A descriptor that pycurl duplicates: ours is closed as soon as nobody holds this any more."""
 
     __slots__ = ("_fd",)

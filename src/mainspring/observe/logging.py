@@ -40,14 +40,13 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(out))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(out))),
         cache_logger_on_first_use=False,
     )
 
 
-class _Unfailing:
-    """A stream that drops what it cannot write: a full disk, or a reader that went away, must not
-    end the work that somebody wanted to read about."""
+class _LossyStream:
+    """A stream that drops what it cannot write: a full disk, or a closed pipe, must end no work."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -14,8 +14,7 @@ _SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 
 class Distribution(Collector):
-    """A histogram for what happens thousands of times a second, on one thread: the library's own
-    takes locks, and ten times as long."""
+    """A histogram for one thread: the library's own takes locks, and ten times as long."""
 
     def __init__(
         self, name: str, help: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ()
@@ -33,7 +32,7 @@ class Distribution(Collector):
         self._sum += value
 
     def labels(self, *values: str) -> "Distribution":
-        """The part of it with these labels."""
+        """Return the histogram with these labels."""
         part = self._parts.get(values)
         if part is None:
             part = Distribution(self._name, self._documentation, self._bounds)

@@ -1,4 +1,4 @@
-"""The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
+"""Connections to PostgreSQL: pools, JSON, and which errors allow a retry."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -58,7 +58,7 @@ outcomes would be given up that can be written as soon as somebody has looked af
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
-_CLOSING = 5.0
+_CLOSE_TIMEOUT = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
 # small would scan it, and go on scanning when it has grown: so no scans, look-ups are declared
 # cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
@@ -127,8 +127,8 @@ class Database:
     async def fetch(
         self, sql: str, *args: object, time_limit: float | None = None
     ) -> Sequence[asyncpg.Record]:
-        """Run one statement. A statement is a transaction of its own. It is given up after
-        `time_limit` seconds, or after the statement timeout."""
+        """Run one statement, in a transaction of its own, for at most `time_limit` seconds, or the
+        statement timeout."""
 
         async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             rows: Sequence[asyncpg.Record]
@@ -153,15 +153,14 @@ class Database:
         return None if row is None else row[0]
 
     async def run_alone(self, sql: str, time_limit: float) -> None:
-        """Run a statement that takes long, and may be part of no transaction, on a connection of
-        its own: nobody waits for one of the pool's meanwhile."""
+        """Run a long statement that allows no transaction, on a connection outside the pool."""
         connection = await connect(replace(self._options, statement_timeout=time_limit))
         try:
             await connection.execute(sql)
         except CONNECTION_LOST as error:
             raise StoreUnavailable(f"the database was lost: {error!r}") from error
         finally:
-            await connection.close(timeout=_CLOSING)
+            await connection.close(timeout=_CLOSE_TIMEOUT)
 
     async def transact(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         """Run several statements as one transaction; `work` may be called again after a clash."""
@@ -223,8 +222,8 @@ class Store:
 def transaction(
     method: Callable[Concatenate[Owner, asyncpg.Connection, P], Awaitable[T]],
 ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
-    """Run a method as one transaction: it is given the connection, and may be run again after a
-    clash. What it raises undoes everything."""
+    """Run a method as one transaction: it gets the connection, and may run again after a deadlock.
+    An exception rolls everything back."""
 
     @wraps(method)
     async def run(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -234,15 +233,15 @@ def transaction(
 
 
 def sparse(column: list[T]) -> list[T]:
-    """A column for unnest(), which fills up a shorter array with NULLs: an empty one is the
-    cheapest way to say NULL everywhere."""
+    """Return a column for unnest(), which fills a shorter array up with NULLs: of a column without
+    values, the empty array."""
     if column and column[0] is not None:
         return column
     return column if column.count(cast(T, None)) < len(column) else []
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:
-    """A connection outside the pool, for a caller that must never wait for others."""
+    """Return a connection outside the pool, for a caller that must never wait for others."""
     try:
         connection: asyncpg.Connection = await asyncpg.connect(**_arguments(options))
     except CONNECTION_LOST as error:
@@ -286,4 +285,4 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
 
 
 async def _keep_as_is(_connection: asyncpg.Connection) -> None:
-    """We leave no session state behind, so the pool need not spend a round trip on resetting it."""
+    """Skip the reset of a connection, a round trip: no session state is left behind."""

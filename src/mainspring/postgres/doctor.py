@@ -59,7 +59,7 @@ _SETTINGS = (
 )
 _OLD_TRANSACTION = 60.0
 _SLOW_ANSWER = 0.02
-_LASTING = """
+_VACUUM_BLOCKERS = """
 (SELECT format('process %s has one open for %s s: consider'
      ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
      pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
@@ -139,8 +139,8 @@ async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
 
 
 async def _old_transactions(connection: asyncpg.Connection) -> Finding:
-    """Whatever keeps vacuum from removing dead rows, with what to do about it."""
-    lasting = [row["told"] for row in await connection.fetch(_LASTING, _OLD_TRANSACTION)]
+    """Look for what keeps vacuum from removing dead rows; say what to do about it."""
+    lasting = [row["told"] for row in await connection.fetch(_VACUUM_BLOCKERS, _OLD_TRANSACTION)]
     if not lasting:
         return Finding("long transactions", True, "none")
     detail = f"dead rows pile up until they end; {'; '.join(lasting)}"

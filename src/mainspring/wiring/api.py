@@ -1,4 +1,4 @@
-"""The API of a node: what answers its requests, built over a database."""
+"""The API of a node, built over a database."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -77,8 +77,7 @@ async def _opened(config: Config, connections: int = 1) -> AsyncIterator[Databas
 
 
 async def add_development_key(server: Server, secret: str) -> None:
-    """Add the key that `mainspring dev` prints: of tenant `default`, with all scopes, and of an
-    operator as well."""
+    """Add the key of `mainspring dev`: of tenant `default`, with all scopes, and an operator's."""
     scopes = frozenset({"read", "write", "work", "admin"})
     tenant_id = await server.keys.ensure_tenant("default")
     key_id = f"dev-{hash_secret(secret).hex()[:12]}"

@@ -23,8 +23,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def with_body(request: Request, body: bytes) -> Request:
-    """Return the same request with its body, which was read, to be read once more. After the body
-    comes what the client sends: nothing, until it disconnects."""
+    """Return the same request with its body, which was read, to be read once more."""
     unread = True
 
     async def receive() -> Message:

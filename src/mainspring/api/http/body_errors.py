@@ -56,8 +56,8 @@ def all_problems(kind: Any, body: bytes, most: int) -> list[Problem]:
 
 
 def with_integers(kind: Any, body: bytes) -> bytes:
-    """The body with 5 in place of 5.0 where an integer is needed: JSON Schema takes them for the
-    same, the decoder does not. What is kept as it came stays as it is."""
+    """Return the body with 5 in place of 5.0 where an integer is needed: in JSON Schema they are
+    the same, for the decoder they are not. Payloads stay as they are."""
     if _FRACTION.search(body) is None:
         return body
     try:
@@ -126,10 +126,12 @@ class _Shape:
                         yield Problem(below(at, name[:100]), locate(error, at).detail)
 
     def with_integers(self, text: Raw, budget: Iterator[int]) -> Raw:
-        """A value with its integers written like integers, in parts where it does not fit whole.
-        What is behind the first item of a list that cannot be made to fit is left as it is.
+        """Return a value with its integers written like integers, part by part if it does not fit
+        as a whole; of a list, up to the first item that cannot be made to fit.
+
         `budget` has an item for each part that may be examined: a part takes about ten
-        microseconds, and a body may have millions."""
+        microseconds, and a body may have millions.
+        """
         if self._anything_goes or not self._holds_integers or self._fits(text):
             return text
         if next(budget, None) is None:
@@ -188,8 +190,7 @@ class _Shape:
         return struct(**known)
 
     def _struct_for(self, value: Mapping[str, object]) -> type[Struct] | None:
-        """The struct a value is meant to be: the only one there is, or the one its tag names. Its
-        members may be there as texts: what is not looked at need not be read."""
+        """Return the struct a value is meant to be: the only one, or the one its tag names."""
         if len(self._structs) == 1:
             return self._structs[0]
         for struct in self._structs:
@@ -235,7 +236,7 @@ def locate(error: msgspec.ValidationError, at: str) -> Problem:
 
 
 def _pointer_of(path: str) -> str:
-    """msgspec's `.tasks[3].target.url` as the JSON pointer `/tasks/3/target/url`."""
+    """Return msgspec's `.tasks[3].target.url` as a JSON pointer: `/tasks/3/target/url`."""
     steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
     # A key of a mapping is not named: the pointer then ends at the mapping.
     known = [step for step in steps if step != "..."]

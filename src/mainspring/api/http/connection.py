@@ -118,7 +118,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._keep_alive_timer: TimerHandle | None = None
         self._answered_at = 0.0
 
-    # Begin and end -----------------------------------------------------------------------------
+    # Open and close ----------------------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -233,8 +233,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
 
     def _begin(self, version: str) -> None:
-        """Serve the request after those before it. As in uvicorn, with a cycle of our own, and
-        without what is not used here: other protocols, a root path, a limit of requests."""
+        """Serve the request after those before it: as uvicorn does, with a cycle of our own, and
+        without other protocols, a root path or a limit of requests."""
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         scope = cast("dict[str, Any]", self.scope)

@@ -13,7 +13,11 @@ import msgspec
 from msgspec import UnsetType
 
 from mainspring.api.http.body_errors import all_problems, locate, readable_as, with_integers
-from mainspring.api.http.duplicate_names import DuplicateNameError, check_unique_names, without
+from mainspring.api.http.duplicate_names import (
+    DuplicateNameError,
+    check_unique_names,
+    without_payloads,
+)
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
 from mainspring.wire.tasks import BatchIn, RawBatchIn, TaskIn, TaskPatch
 
@@ -86,7 +90,7 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
         return _decode_each(lines)
     seen: set[bytes] = set()  # most lines differ in their payloads only
     for index, (line, task) in enumerate(zip(lines, tasks, strict=True)):
-        rest = without(line, [task.payload])
+        rest = without_payloads(line, [task.payload])
         if rest not in seen:
             _check_names(rest, [], f"/tasks/{index}")
             seen.add(rest)
@@ -194,8 +198,8 @@ def _decode_closely(
 
 
 def _lone_surrogate(body: bytes, error: str) -> str | None:
-    """What msgspec calls truncated, or the end of an escape, when the half of a character stands
-    where no six bytes for the other half follow."""
+    """Return what is wrong with a surrogate that stands alone, which msgspec calls truncated or a
+    bad escape; None if the error is another."""
     if not any(word in error for word in ("truncated", "surrogate", "hex escape")):
         return None
     lone = next((found for found in _ESCAPE.finditer(body) if found["lone"]), None)

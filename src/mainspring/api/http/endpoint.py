@@ -143,8 +143,7 @@ class _NoBody(Struct, forbid_unknown_fields=True):
 
 
 def _strict(operation: Operation) -> Operation:
-    """Make an operation without a body refuse any but `{}`: a `{"dry_run": true}` would have no
-    effect."""
+    """Make an operation without a body refuse any but `{}`, whose fields would have no effect."""
     match operation:
         case TenantOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))

@@ -56,10 +56,7 @@ class FastPathCompiler(Protocol):
 
 
 class HeaderCache:
-    """Heads that were seen before, each with how to serve it.
-
-    A head is known by its digest: it has a key in it, and of keys only hashes are kept.
-    """
+    """Heads that were seen before, by their digest (they hold API keys), and how to serve each."""
 
     def __init__(self, compiler: FastPathCompiler | None) -> None:
         self._compiler = compiler

@@ -151,8 +151,7 @@ class Idempotency:
     ) -> Answered:
         """Run `attempt` unless the key was used before; then return the first answer.
 
-        `attempt` gives the body it answers with status 201, stored already, or None when the store
-        found the key taken.
+        `attempt` returns the body of an answer 201 that is stored already; None: the key is taken.
         """
         return await self._once(request, lambda: self._create(request, attempt))
 
@@ -180,12 +179,12 @@ class Idempotency:
         while True:
             first = self._running.get((request.tenant_id, request.key))
             if first is None:
-                return await self._lead(request, attempt)
-            answer = await _follow(first, deadline)
+                return await self._run_first(request, attempt)
+            answer = await _wait_for_first(first, deadline)
             if answer is not None:
                 return _replay(request, answer)
 
-    async def _lead(
+    async def _run_first(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
         place = (request.tenant_id, request.key)
@@ -253,8 +252,8 @@ class Idempotency:
                 await self._give_up(turn)
 
     async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> None:
-        """Store an answer, unless the transaction of its effect has done so. The effect is
-        committed, so the caller is answered even if this fails."""
+        """Store an answer, unless the transaction of its effect has done so. A failure is logged
+        only: the effect is committed, so the caller must be answered."""
         try:
             await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
@@ -269,7 +268,7 @@ class Idempotency:
             log.info("a turn was not given up: it expires", action="answer.turn_not_given_up")
 
 
-async def _follow(
+async def _wait_for_first(
     first: asyncio.Future[StoredAnswer | None], deadline: float
 ) -> StoredAnswer | None:
     """Wait for the answer to the first request; None when it failed."""
@@ -292,8 +291,7 @@ def _answer_of(response: Response) -> Answered:
 
 
 def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
-    """The body under a pad derived from the caller's secret, of which only a hash is stored.
-    Sealing a sealed body opens it."""
+    """Encrypt a body, or decrypt it, with the caller's secret, of which only a hash is stored."""
     pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
     return bytes(a ^ b for a, b in zip(body, pad, strict=True))
 
