@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import typer
 import uvloop
+from msgspec import UNSET
 
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, MainspringError, RequestError
@@ -36,9 +37,11 @@ def explaining() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def client() -> Client:
-    """Return a client of the API that the settings name."""
-    return Client(**api_of(load_config()), timeout=_TIMEOUT)
+def call(method: str, path: str, body: object = UNSET, **query: object) -> Any:
+    """Call the API that the settings name, and return its answer; print an error and exit."""
+    with reporting():
+        client = Client(**api_of(load_config()), timeout=_TIMEOUT)
+        return client.call(method, path, body, query)
 
 
 def api_of(config: Config) -> AddressFields:

@@ -99,7 +99,7 @@ class LoopWatchdog:
         frames = self._frames()
         message = "the event loop stands still" + (": this process ends" if self._exits else "")
         seconds = round(still, 1)
-        _log_in_thread(log.error, message, action="loop.stalled", seconds=seconds, frames=frames)
+        _log_aside(log.error, message, action="loop.stalled", seconds=seconds, frames=frames)
         if self._exits:
             os._exit(EXIT_STALLED)
 
@@ -107,7 +107,7 @@ class LoopWatchdog:
         self._note(still)
         self._until = monotonic()
         seconds = round(still, 1)
-        _log_in_thread(log.warning, "the event loop goes on", action="loop.recovered", seconds=seconds)
+        _log_aside(log.warning, "the event loop goes on", action="loop.recovered", seconds=seconds)
 
     def _note(self, still: float) -> None:
         self._last = still
@@ -121,8 +121,8 @@ class LoopWatchdog:
         return " < ".join(f"{c.name} ({c.filename}:{c.lineno})" for c in reversed(calls))
 
 
-def _log_in_thread(say: Callable[..., Any], message: str, **fields: object) -> None:
-    """Log, and wait two seconds at most: the loop may be blocked by a log that nobody reads."""
+def _log_aside(say: Callable[..., Any], message: str, **fields: object) -> None:
+    """Log in a thread, and wait two seconds at most: the loop may be blocked by a log that nobody reads."""
     telling = threading.Thread(target=say, args=(message,), kwargs=fields, daemon=True)
     telling.start()
     telling.join(_LOG_TIMEOUT)
