@@ -127,7 +127,9 @@ class Transfers:
         return woken
 
     def add(self, request: TransferRequest) -> None:
-        slot = self._slot(request)
+        kind = _kind(request.method)
+        idle = self._idle.get(kind)
+        slot = idle.pop() if idle and request.tls is None else _Slot(self._settings, kind)
         try:
             slot.prepare(request)
             self._multi.add_handle(slot.curl)
@@ -177,12 +179,6 @@ class Transfers:
         else:
             slot.curl.close()
 
-    def _slot(self, request: TransferRequest) -> "_Slot":
-        idle = self._idle.get(_kind(request.method))
-        if idle and request.tls is None:
-            return idle.pop()
-        return _Slot(self._settings, _kind(request.method))
-
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         if what == pycurl.POLL_REMOVE:
             # A kept connection comes back soon: it stays registered, unless it stirs meanwhile.
@@ -203,9 +199,6 @@ class _Slot:
         self._method = ""
         self.curl: Any = pycurl.Curl()
         self.curl.slot = self
-        self._set_up(settings, kind)
-
-    def _set_up(self, settings: SenderSettings, kind: str) -> None:
         setopt = self.curl.setopt
         setopt(_KINDS.get(kind, pycurl.POST), 1)
         setopt(pycurl.NOSIGNAL, 1)
@@ -247,15 +240,12 @@ class _Slot:
             if request.method != self._method:
                 self._method = request.method
                 setopt(pycurl.CUSTOMREQUEST, request.method)
-        if request.tls is not None:
-            self._identify(request.tls)
-
-    def _identify(self, tls: TlsIdentity) -> None:
-        if tls.ca is not None:
-            self.curl.setopt(pycurl.CAINFO_BLOB, tls.ca)
-        if tls.certificate is not None and tls.key is not None:
-            self.curl.setopt(pycurl.SSLCERT_BLOB, tls.certificate)
-            self.curl.setopt(pycurl.SSLKEY_BLOB, tls.key)
+        tls = request.tls
+        if tls is not None and tls.ca is not None:
+            setopt(pycurl.CAINFO_BLOB, tls.ca)
+        if tls is not None and tls.certificate is not None and tls.key is not None:
+            setopt(pycurl.SSLCERT_BLOB, tls.certificate)
+            setopt(pycurl.SSLKEY_BLOB, tls.key)
 
     def reply(self, code: int, message: str) -> TransferReply:
         key = self.request.key

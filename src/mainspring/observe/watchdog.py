@@ -122,7 +122,7 @@ class LoopWatchdog:
 
 
 def _log_aside(say: Callable[..., Any], message: str, **fields: object) -> None:
-    """Log in a thread, and wait two seconds at most: the loop may be blocked by a log that nobody reads."""
+    """Log, and wait for it only briefly: a log that nobody reads may be what blocks the loop."""
     telling = threading.Thread(target=say, args=(message,), kwargs=fields, daemon=True)
     telling.start()
     telling.join(_LOG_TIMEOUT)

@@ -5,7 +5,7 @@ kept and compared.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -105,7 +105,7 @@ async def pending(url: str, tls: SSLContext | None = None) -> list[Migration]:
         try:
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 return available()
-            return _missing(await _done(connection))
+            return await _missing(connection)
         finally:
             await connection.close()
 
@@ -148,7 +148,7 @@ async def _apply_when_free(
 
 
 async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:
-    missing = _missing(await _done(connection))
+    missing = await _missing(connection)
     for migration in missing:
         await connection.execute(migration.sql)
         await connection.execute(
@@ -160,16 +160,11 @@ async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:
     return missing
 
 
-async def _done(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-    rows: Sequence[asyncpg.Record] = await connection.fetch(
-        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
-    )
-    return rows
-
-
-def _missing(done: Sequence[asyncpg.Record]) -> list[Migration]:
+async def _missing(connection: asyncpg.Connection) -> list[Migration]:
     known = {migration.version: migration for migration in available()}
-    for row in done:
+    for row in await connection.fetch(
+        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
+    ):
         migration = known.pop(row["version"], None)
         if migration is None:
             # Expand and contract: an older node keeps working beside a newer schema.

@@ -67,12 +67,25 @@ class Server:
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
         self._watchdog.start()
-        await check_schema(self.config)
-        self._socket = listen(self.config.host, self.config.port)
+        config = self.config
+        await check_schema(config)
+        self._socket = listen(config.host, config.port)
         await self._databases.open()
         await self.node.start(self.advertised_url)
         self._background.start("keys.touch", self._authenticator.keep_writing_uses)
-        self._http = HttpServer(self._http_config())
+        limits = ConnectionLimits(
+            config.max_connections, config.max_headers, config.max_head, config.request_timeout
+        )
+        self._http = HttpServer(
+            HttpConfig(
+                self.app,
+                limits,
+                self.metrics,
+                keep_alive=config.keep_alive,
+                compiler=self.app,
+                tls=self._tls,
+            )
+        )
         try:
             await self._http.open(self._socket)
         except BaseException:
@@ -95,20 +108,6 @@ class Server:
         await self._authenticator.write_uses()
         await self._databases.close()
         self._watchdog.stop()
-
-    def _http_config(self) -> HttpConfig:
-        config = self.config
-        limits = ConnectionLimits(
-            config.max_connections, config.max_headers, config.max_head, config.request_timeout
-        )
-        return HttpConfig(
-            self.app,
-            limits,
-            self.metrics,
-            keep_alive=config.keep_alive,
-            compiler=self.app,
-            tls=self._tls,
-        )
 
     def _api(self, parts: NodeParts) -> ApiDependencies:
         config, database, rng = self.config, self._databases.api, SystemRandom()

@@ -144,7 +144,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._fast_cycle is not None:
             # A reference in each direction would leave both to the garbage collector.
             self._fast_cycle.disconnected = True
-            self._fast_cycle.on_response = _nothing
+            self._fast_cycle.on_response = lambda: None
         self._answered_request = self._arriving_request = None
 
     # Requests ----------------------------------------------------------------------------------
@@ -360,11 +360,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _answer_and_close(self, error: RequestError) -> None:
         """Send the error, unless a part of an answer is out, and close."""
-        if not (
-            self._is_answering()
-            and self._answered_request
-            and self._answered_request.response_started
-        ):
+        answering = self._answered_request if self._is_answering() else None
+        if answering is None or not answering.response_started:
             self.transport.write(closing_bytes(answer_to(error, path="*", request_id="none")))
         self.transport.close()
 
@@ -396,10 +393,6 @@ def _without_upgrade(data: bytes) -> bytes:
     the parser would read neither the body nor what comes after it."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
-
-
-def _nothing() -> None:
-    pass
 
 
 def _head_too_large(limits: ConnectionLimits) -> HeadTooLarge:

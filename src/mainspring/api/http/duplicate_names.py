@@ -52,15 +52,9 @@ def _all_differ(text: bytes) -> bool:
     if found is None:
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
-        found = _seen[digest] = _names_differ(text)
+        names = _NAMES.findall(text)
+        found = _seen[digest] = b"\\" not in text and len(set(names)) == len(names)
     return found
-
-
-def _names_differ(text: bytes) -> bool:
-    if b"\\" in text:
-        return False
-    names = _NAMES.findall(text)
-    return len(set(names)) == len(names)
 
 
 def without_payloads(body: bytes, payloads: Iterable[Raw]) -> bytes:

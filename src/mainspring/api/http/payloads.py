@@ -25,7 +25,8 @@ _decode = msgspec.json.Decoder().decode
 def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
     """Return the problems of JSON that receivers and workers shall read."""
     value, wrong = _read(payload, most_bytes)
-    if wrong is None and b"\\u0000" in payload and _has_nul(payload):
+    nul = b"\\u0000"
+    if wrong is None and nul in payload and any(e[0] == nul for e in _ESCAPES.finditer(payload)):
         wrong = "contains U+0000, which not every reader can take"
     if wrong is None:
         wrong = _ambiguity(payload, value)
@@ -49,10 +50,6 @@ def nested_too_deeply(payload: bytes) -> bool:
         if not brackets:
             return False
     return True
-
-
-def _has_nul(payload: bytes) -> bool:
-    return any(found[0] == b"\\u0000" for found in _ESCAPES.finditer(payload))
 
 
 def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
