@@ -117,8 +117,8 @@ class HttpExecutor(Executor):
         self._known: dict[int, _CachedProfile] = {}
         self._waiting: dict[int, list[_HttpExecution]] = {}
         """Executions whose tenant's profile is being read."""
-        self._reading: set[asyncio.Task[None]] = set()
-        self._asked: set[int] = set()
+        self._reading: dict[int, asyncio.Task[None]] = {}
+        """Tasks that read profiles, by tenant."""
         self._releasing = False
         self._idle = asyncio.Event()
         metrics.webhooks_in_flight.set_function(lambda: self._queues.in_flight)
@@ -187,7 +187,7 @@ class HttpExecutor(Executor):
             self._plain.stop()
         await asyncio.to_thread(self._secure.stop)
         await asyncio.sleep(0)  # let the sender's last replies in
-        for task in self._reading:
+        for task in self._reading.values():
             task.cancel()
 
     # Start -----------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class HttpExecutor(Executor):
         tenant_id = execution.tenant_id
         known = self._known.get(tenant_id)
         age = _USABLE_FOR if known is None else monotonic() - known.read_at
-        if age >= _FRESH_FOR:
-            self._ask_for(tenant_id)
+        if age >= _FRESH_FOR and tenant_id not in self._reading:
+            self._reading[tenant_id] = asyncio.create_task(self._read_profile(tenant_id))
         if age >= _USABLE_FOR:
             self._waiting.setdefault(tenant_id, []).append(made)
         else:
@@ -237,13 +237,6 @@ class HttpExecutor(Executor):
     def _failed(self, execution: Execution, error: TaskError, *, retryable: bool = False) -> Report:
         now = self._clock.now()
         return Report(execution, Outcome.FAILED, now, now, error=error, retryable=retryable)
-
-    def _ask_for(self, tenant_id: int) -> None:
-        if tenant_id not in self._asked:
-            self._asked.add(tenant_id)
-            task = asyncio.create_task(self._read_profile(tenant_id))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
 
     async def _read_profile(self, tenant_id: int) -> None:
         """Read a tenant's profile, however often that takes: without it a webhook would be unsigned
@@ -264,7 +257,7 @@ class HttpExecutor(Executor):
         if len(self._known) >= _MOST_PROFILES:
             self._known.clear()
         known = self._known[tenant_id] = _CachedProfile(profile, egress, asked_at)
-        self._asked.discard(tenant_id)
+        del self._reading[tenant_id]
         for waiting in self._waiting.pop(tenant_id, ()):
             waiting.known = known
             self._queues.push(tenant_id, waiting.origin, waiting)

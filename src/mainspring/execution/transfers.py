@@ -31,6 +31,8 @@ _BUFFER = 16 * 1024
 """libcurl's own is 64 KiB for what is sent, and thousands of requests may be under way."""
 _LARGEST_POOLED_BODY = 64 * 1024
 _KINDS = {"GET": pycurl.HTTPGET, "HEAD": pycurl.NOBODY}
+# pycurl has no names for CURLE_WEIRD_SERVER_REPLY and CURLE_TOO_LARGE.
+_BAD_ANSWERS = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_URL_MALFORMAT, 8, 100)
 _EPOLL_IN, _EPOLL_OUT = 1, 4
 _IN_ERROR = ~(_EPOLL_IN | _EPOLL_OUT)
 
@@ -265,12 +267,7 @@ class _Slot:
         text = "".join(c if c.isprintable() else " " for c in message)[:300]
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return "timeout", text or f"no answer within {self.request.timeout:g} s"
-        if code in (
-            pycurl.E_UNSUPPORTED_PROTOCOL,
-            pycurl.E_URL_MALFORMAT,
-            _WEIRD_REPLY,
-            _TOO_LARGE,
-        ):
+        if code in _BAD_ANSWERS:
             return "bad-answer", text
         return "connection", text or f"libcurl gave up with code {code}"
 
@@ -306,10 +303,6 @@ class _Slot:
     def _before_request(self, address: str, _local: str, port: int, _local_port: int) -> int:
         self._refusal = self.request.egress.refusal(address, port)
         return int(pycurl.PREREQFUNC_OK if self._refusal is None else pycurl.PREREQFUNC_ABORT)
-
-
-_WEIRD_REPLY = 8  # CURLE_WEIRD_REPLY_SERVER_REPLY
-_TOO_LARGE = 100  # CURLE_TOO_LARGE
 
 
 class _SocketHandle:

@@ -135,8 +135,7 @@ def _routes(deps: ApiDependencies) -> Iterator[Routes]:
     yield _dead_letter_routes(deps)
     yield effect_routes(EffectLog(EffectStore(deps.database), deps.config.max_payload))
     yield _schedule_routes(deps)
-    yield _workflow_routes(deps)
-    yield _run_routes(deps)
+    yield from _workflow_routes(deps)
     yield from _webhook_routes(deps)
     yield from _worker_routes(deps)
     yield from _admin_routes(deps)
@@ -178,20 +177,13 @@ def _schedule_routes(deps: ApiDependencies) -> Routes:
     return {**schedule_routes(reading, changes), **calendar_routes(CalendarResource(calendars))}
 
 
-def _workflow_routes(deps: ApiDependencies) -> Routes:
-    config = deps.config
+def _workflow_routes(deps: ApiDependencies) -> Iterator[Routes]:
+    config, clock, workflows = deps.config, deps.clock, WorkflowStore(deps.database)
     validator = WorkflowValidator(deps.task_validator, config.max_payload, config.horizon)
-    return workflow_routes(WorkflowResource(WorkflowStore(deps.database), validator, deps.clock))
-
-
-def _run_routes(deps: ApiDependencies) -> Routes:
-    steps = Steps(deps.definitions, deps.ids, deps.rng, deps.config.max_payload)
+    yield workflow_routes(WorkflowResource(workflows, validator, clock))
+    steps = Steps(deps.definitions, deps.ids, deps.rng, config.max_payload)
     runs = WorkflowRunService(deps.database, steps, deps.definitions, deps.ids)
-    workflows = WorkflowStore(deps.database)
-    resource = RunResource(
-        deps.config, deps.clock, deps.ids, workflows, runs, deps.node, deps.metrics
-    )
-    return run_routes(resource)
+    yield run_routes(RunResource(config, clock, deps.ids, workflows, runs, deps.node, deps.metrics))
 
 
 def _webhook_routes(deps: ApiDependencies) -> Iterator[Routes]:
