@@ -45,7 +45,7 @@ def for_development(config: Config) -> Config:
 
 
 async def develop(config: Config, data: Path) -> None:
-    """Run until SIGTERM or Ctrl-C, which end a start that takes long as well."""
+    """Run until SIGTERM or Ctrl-C, which also end a start that takes long."""
     stop = serving.set_up(config)
     development = _Development(config, data)
     try:

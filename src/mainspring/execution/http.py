@@ -62,7 +62,7 @@ class _CachedProfile(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _HttpExecution:
-    """One execution on its way."""
+    """An execution, and how far it is."""
 
     execution: Execution
     origin: CallOrigin
@@ -72,7 +72,7 @@ class _HttpExecution:
     """Set when it is sent."""
     cancelled: bool = False
     later: asyncio.TimerHandle | None = None
-    """Set while the receiver is at work and will report by itself."""
+    """Set when the receiver has accepted the task, to report its outcome later."""
 
     @property
     def key(self) -> Key:
@@ -387,7 +387,7 @@ class HttpExecutor(Executor):
         self._report_all([self._conclude(each, reply, {}, self._clock.now())])
 
     def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
-        """Take back executions that are not under way."""
+        """End executions that are not being sent."""
         for each in waiting:
             del self._executions[each.key]
             tenant_id = each.execution.tenant_id

@@ -106,7 +106,7 @@ class Transfers:
 
     def rest(self) -> float | None:
         """Return the seconds until libcurl has something to do even if nothing arrives."""
-        # Asked for, not told: each callback would have to wait for the interpreter.
+        # Polled: a callback of libcurl would have to wait for the interpreter each time.
         milliseconds = self._multi.timeout()
         return None if milliseconds < 0 else milliseconds / 1000
 
@@ -183,7 +183,7 @@ class Transfers:
 
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         if what == pycurl.POLL_REMOVE:
-            # A kept connection comes back soon: it stays registered, unless it stirs meanwhile.
+            # A kept connection is used again soon: it stays registered until it becomes ready.
             self._resting.add(fd)
             return
         # libcurl's POLL_IN and POLL_OUT are 1 and 2, epoll's are 1 and 4.

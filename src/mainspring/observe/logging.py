@@ -21,7 +21,7 @@ _ESCAPES = {
 def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> None:
     """Call once at the start of the process. `format` is `console` (for people) or `json`."""
     out = stream or sys.stderr
-    # It tells of each lost connection by a traceback; that the database is gone, we say ourselves.
+    # It logs a traceback for each lost connection; a lost database is logged by us.
     logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
     renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=out.isatty())
     if format == "json":

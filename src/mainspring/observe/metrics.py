@@ -1,4 +1,4 @@
-"""Metrics of a node, in Prometheus' terms. Built once and passed to whoever counts."""
+"""Metrics of a node for Prometheus, built once and passed to all parts that count."""
 
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -52,17 +52,16 @@ REFUSED = (
     asyncpg.ProgramLimitExceededError,
     ValueError,
 )
-"""The database, or the encoding on the way to it, does not take the values: asking again is of no
-use. Only what values can cause is here: with the same error for a lost disk or a missing right,
-outcomes would be given up that can be written as soon as somebody has looked after the database."""
+"""The database, or the encoding for it, does not accept the values: a retry is of no use. Only what
+values can cause is here: after an error like a full disk or a missing right, outcomes can still be
+written as soon as an operator has corrected it."""
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
 _CLOSE_TIMEOUT = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
-# small would scan it, and go on scanning when it has grown: so no scans, look-ups are declared
-# cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
-# per call.
+# small would scan it, also when it has grown: so scans are off, look-ups are declared cheap (else
+# reading a whole small index seems cheaper than a few look-ups), and no call is planned anew.
 _PLANNER = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -193,8 +192,7 @@ class Database:
             except CONNECTION_LOST as error:
                 raise StoreUnavailable(f"the database was lost: {error!r}") from error
             except asyncpg.PostgresError as error:
-                # An operator has to see to it, or we have made a mistake: whoever asks again must
-                # not be the only one to know.
+                # An operator must act, or it is a bug: the caller, who only retries, is not enough.
                 log.error("the database failed", action="database.failed", exc_info=error)
                 raise StoreUnavailable(f"the database failed: {error!r}") from error
         raise AssertionError("unreachable")

@@ -51,30 +51,28 @@ SECONDS_TO_CLEAR = 10
 
 StopMode = Literal["fast", "immediate"]
 
-DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        # An acknowledged task is never lost, on a laptop as little as anywhere else.
-        "fsync": "on",
-        "synchronous_commit": "on",
-        # Unfinished work fits; the rest of a laptop's memory belongs to its owner.
-        "shared_buffers": "256MB",
-        "max_connections": "100",
-        # Checkpoints write every page anew to the log: fewer of them, less of that.
-        "max_wal_size": "4GB",
-        "checkpoint_timeout": "15min",
-        # Our statements are short: compiling one costs more than running it.
-        "jit": "off",
-        # The hot table is rewritten all the time: vacuum it early and without pauses.
-        "autovacuum_naptime": "2s",
-        "autovacuum_vacuum_cost_delay": "0",
-        # Times are stored, compared and logged in one zone.
-        "timezone": "UTC",
-        "log_timezone": "UTC",
-        # The log is for what went wrong; it is not rotated while the server runs.
-        "log_checkpoints": "off",
-        "log_line_prefix": "%m [%p] ",
-    }
-)
+DEFAULT_SETTINGS = {
+    # An acknowledged task is never lost, on a laptop as little as anywhere else.
+    "fsync": "on",
+    "synchronous_commit": "on",
+    # Unfinished work fits; the rest of a laptop's memory belongs to its owner.
+    "shared_buffers": "256MB",
+    "max_connections": "100",
+    # Checkpoints write every page anew to the log: fewer of them, less of that.
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    # Our statements are short: compiling one costs more than running it.
+    "jit": "off",
+    # The hot table is rewritten all the time: vacuum it early and without pauses.
+    "autovacuum_naptime": "2s",
+    "autovacuum_vacuum_cost_delay": "0",
+    # Times are stored, compared and logged in one zone.
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # The log is for what went wrong; it is not rotated while the server runs.
+    "log_checkpoints": "off",
+    "log_line_prefix": "%m [%p] ",
+}
 
 
 class EmbeddedServer:
@@ -169,7 +167,7 @@ class EmbeddedServer:
         self._lock = _lock(self._data)
 
     def _open_directories(self) -> None:
-        """Give the server's user what it must own, and a way through to it."""
+        """Let the server's user own its directories, and reach them."""
         owner = self._tools.owner
         if owner == NOBODY:
             self._data.chmod(0o711)

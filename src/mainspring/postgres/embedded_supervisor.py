@@ -35,7 +35,7 @@ class EmbeddedSupervisor:
         self._server = server
 
     async def start(self) -> str:
-        """Start it and return its URL; whoever cancels this does not wait for a long recovery."""
+        """Start it and return its URL; a cancel does not wait for a long recovery."""
         return await self._in_thread(self._server.start)
 
     async def keep(self, look_every: float = _LOOK_EVERY) -> NoReturn:

@@ -1,7 +1,7 @@
 """All problems of a body's shape, not only the first.
 
-The decoder stops at the first mistake, as it should where there is none. Only when it has found one
-is the body looked at again, part by part, so that a caller can mend it in one go.
+The decoder stops at the first mistake. Only then is the body checked again, part by part, so that
+a caller can correct everything at once.
 
 Decoders are made once and kept: making and dropping one for some unions of constrained texts
 crashes msgspec 0.22.

@@ -1,7 +1,7 @@
 """The fast path: requests that are served at once, without a parser or a task of their own.
 
 Under load nearly all requests are alike: plain creates over connections that send the same head
-again and again. What such a head asks for is worked out once, and from then on only the body is
+again and again. How such a head is served is worked out once, and from then on only the body is
 read. The parser, the task, the request object and the ten coroutines of the full path cost more
 than the work itself.
 

@@ -75,14 +75,14 @@ class KeyOwner:
     waits: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class ResponseRecorder:
-    """Stores the answer to one request, sealed where it shows a secret."""
+    """Stores the answer to one request, encrypted where it shows a secret."""
 
-    def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
-        self.turn = turn
-        self.ttl = ttl
-        self._body_hash = body_hash
-        self._secret = secret
+    turn: Turn
+    body_hash: bytes
+    ttl: float
+    secret: str | None
 
     async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
         """Store the answer in the transaction of what was asked for: both last or neither."""
@@ -92,9 +92,9 @@ class ResponseRecorder:
 
     def sealed(self, answered: Answered) -> StoredAnswer:
         body = answered.body
-        if self._secret is not None:
-            body = self.turn.token + _sealed(body, self._secret, self.turn.token)
-        return StoredAnswer(self._body_hash, answered.status, body, dict(answered.headers))
+        if self.secret is not None:
+            body = self.turn.token + _sealed(body, self.secret, self.turn.token)
+        return StoredAnswer(self.body_hash, answered.status, body, dict(answered.headers))
 
 
 Handler = Callable[[Request, ResponseRecorder | None], Awaitable[Response]]

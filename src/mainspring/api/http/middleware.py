@@ -48,7 +48,7 @@ _ONE_OFF = frozenset(
         b"x-request-id",
     }
 )
-"""A head with one of these will not come again, or asks for something unusual."""
+"""Headers whose request is not repeated alike, or needs the full path."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

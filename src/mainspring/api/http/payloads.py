@@ -1,6 +1,6 @@
 """JSON that is the caller's own and kept as the bytes that came: looked at once, never changed.
 
-It is handed on to receivers and workers in many languages, so it must mean the same to all of them:
+It is passed on to receivers and workers in many languages and must mean the same to all of them:
 no name twice in one object, no number that a reader cannot hold, no U+0000.
 """
 
