@@ -82,7 +82,7 @@ class Server:
                 limits,
                 self.metrics,
                 keep_alive=config.keep_alive,
-                compiler=self.app,
+                fast_path=self.app.compile_fast_path,
                 tls=self._tls,
             )
         )

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from mainspring.api.http.draining import IDLE_FOR, Draining, has_unread
-from mainspring.api.http.fast_path import FastPathCompiler, HeaderCache
+from mainspring.api.http.fast_path import CompileFastPath, HeaderCache
 from mainspring.api.http.middleware import CYCLE
 from mainspring.api.http.problems import answer_to
 from mainspring.api.http.request_cycle import Cycle, closing_bytes
@@ -63,7 +63,7 @@ class HttpConfig(uvicorn.Config):
         metrics: Metrics,
         *,
         keep_alive: float,
-        compiler: FastPathCompiler | None = None,
+        fast_path: CompileFastPath | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class HttpConfig(uvicorn.Config):
         self.limits = limits
         self.metrics = metrics
         self.draining = Draining()
-        self.heads = HeaderCache(compiler)
+        self.heads = HeaderCache(fast_path)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

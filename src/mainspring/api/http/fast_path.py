@@ -48,18 +48,15 @@ ServeFast = Callable[[bytes, ResponseSink], bool]
 declined, and nothing happened."""
 
 
-class FastPathCompiler(Protocol):
-    """Knows which heads can be served on the fast path."""
-
-    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """Return how requests with this head are served; None if only on the full path."""
+CompileFastPath = Callable[[Scope], ServeFast | None]
+"""Returns how requests with this head are served; None if only on the full path."""
 
 
 class HeaderCache:
     """Heads that were seen before, by their digest (they hold API keys), and how to serve each."""
 
-    def __init__(self, compiler: FastPathCompiler | None) -> None:
-        self._compiler = compiler
+    def __init__(self, compile_fast_path: CompileFastPath | None) -> None:
+        self._compile = compile_fast_path
         self._known: dict[bytes, tuple[int, ServeFast]] = {}
         """By the digest of a head: the length of its body, and how to serve it."""
 
@@ -73,7 +70,7 @@ class HeaderCache:
 
     def note(self, data: bytes, scope: Scope) -> None:
         """Remember the head of one whole request, which the parser read as this scope."""
-        serve = self._compiler.compile_fast_path(scope) if self._compiler else None
+        serve = self._compile(scope) if self._compile else None
         if serve is None:
             return
         head, body = _parts(data)
