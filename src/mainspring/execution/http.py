@@ -6,10 +6,10 @@ sender. Its deadline counts from the moment it is sent, so that waiting costs no
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -36,10 +36,8 @@ _RETRY_PAUSE = 0.25
 MASK = "***"
 
 
-class ProfileSource(Protocol):
-    """Reads the profiles of tenants; those that have none may be left out."""
-
-    async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
+ReadProfiles = Callable[[Sequence[int]], Awaitable[Mapping[int, WebhookProfile]]]
+"""Reads the profiles of tenants; those that have none may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class HttpExecutor(Executor):
         clock: Clock,
         report: ReportSink,
         settings: HttpSettings,
-        source: ProfileSource,
+        read_profiles: ReadProfiles,
         unseal: Callable[[str], Mapping[str, str]],
         metrics: Metrics,
     ) -> None:
@@ -104,7 +102,7 @@ class HttpExecutor(Executor):
         self._clock = clock
         self._report = report
         self._settings = settings
-        self._source = source
+        self._read_profiles = read_profiles
         self._unseal = unseal
         self._metrics = metrics
         self._queues: SendQueues[_HttpExecution] = SendQueues(settings.caps)
@@ -244,7 +242,7 @@ class HttpExecutor(Executor):
         while True:
             asked_at = monotonic()
             try:
-                found = await self._source.profiles([tenant_id])
+                found = await self._read_profiles([tenant_id])
                 profile = found.get(tenant_id, WebhookProfile())
                 egress = self._settings.egress.with_lists(profile.allow, profile.deny)
             except Exception as problem:

@@ -79,7 +79,7 @@ class NodeParts:
             clock,
             self._recorder.report,
             http_settings(config),
-            SecretStore(database, self.vault),
+            SecretStore(database, self.vault).profiles,
             self.vault.open_headers,
             metrics,
         )
