@@ -8,7 +8,7 @@ reported together. This is the only module that reads the environment.
 import os
 import socket
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
@@ -242,17 +242,13 @@ def unknown_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return a warning for each variable that looks like a setting and is none: not an error,
     because a shared environment may name settings of a newer version."""
     known = {f.name.upper() + form for f in fields(Config) for form in ("", "_FILE")} | {"CONFIG"}
-    found = sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX))
-    return [
-        f"{PREFIX}{name} is not a setting" + _meant(name, known)
-        for name in found
-        if name not in known
-    ]
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, sorted(known), n=1)
-    return f"; is {PREFIX}{near[0]} meant?" if near else ""
+    warnings = []
+    for name in sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX)):
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=1)
+            meant = f"; is {PREFIX}{near[0]} meant?" if near else ""
+            warnings.append(f"{PREFIX}{name} is not a setting{meant}")
+    return warnings
 
 
 def environment_of_programs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

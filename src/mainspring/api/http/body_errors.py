@@ -232,15 +232,12 @@ def locate(error: msgspec.ValidationError, at: str) -> Problem:
     what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
     if what.endswith(_TIMES):
         what += f": {TIME_FORM}"
-    return Problem(at + _pointer_of(match["path"]) if match else at, in_words(what))
-
-
-def _pointer_of(path: str) -> str:
-    """Return msgspec's `.tasks[3].target.url` as a JSON pointer: `/tasks/3/target/url`."""
-    steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
-    # A key of a mapping is not named: the pointer then ends at the mapping.
-    known = [step for step in steps if step != "..."]
-    return "".join(below("", step) for step in known)
+    # msgspec's `.tasks[3].target.url` becomes `/tasks/3/target/url`; it does not name the key of a
+    # mapping: the pointer then ends at the mapping.
+    steps = _STEP.finditer(match["path"] if match else "")
+    names = [step["name"] or step["index"] for step in steps]
+    pointer = "".join(below("", name) for name in names if name != "...")
+    return Problem(at + pointer, in_words(what))
 
 
 def _in_struct(struct: type[Struct], value: dict[str, object], at: str) -> Iterator[Problem]:
