@@ -18,44 +18,33 @@ class Finding(NamedTuple):
     detail: str
 
 
-class _Advice(NamedTuple):
-    """A setting, what it should be, and why."""
-
-    name: str
-    good: Callable[[str], bool]
-    advice: str
-
-
-_SETTINGS = (
-    _Advice("fsync", lambda v: v == "on", "must be on: else an acknowledged task can be lost"),
-    _Advice(
+# Settings, which values are good, and what to do about others.
+_SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+    ("fsync", lambda v: v == "on", "must be on: else an acknowledged task can be lost"),
+    (
         "synchronous_commit",
         lambda v: v != "off",
         "must not be off: an acknowledged task could be lost in a crash",
     ),
-    _Advice(
-        "full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"
-    ),
-    _Advice("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
-    _Advice(
+    ("full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"),
+    ("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
+    (
         "autovacuum_naptime",
         lambda v: int(v) <= 5,
         "set it to 2s: with the default of 60s the hot table grows and the rate falls by a third",
     ),
-    _Advice("jit", lambda v: v == "off", "set it to off: our statements are short"),
-    _Advice(
+    ("jit", lambda v: v == "off", "set it to off: our statements are short"),
+    (
         "max_wal_size",
         lambda v: int(v) >= 2048,
         "set it to 2GB at least, better 4GB: checkpoints cost",
     ),
-    _Advice(
+    (
         "shared_buffers",
         lambda v: int(v) >= 16384,
         "set it to 128MB at least, better 256MB: hot rows must fit",
     ),
-    _Advice(
-        "max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"
-    ),
+    ("max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"),
 )
 _OLD_TRANSACTION = 60.0
 _SLOW_ANSWER = 0.02
@@ -87,7 +76,7 @@ async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
             await _version(connection),
             await _schema(connection),
             await _time_zones(connection),
-            *[await _setting(connection, advice) for advice in _SETTINGS],
+            *[await _setting(connection, *advice) for advice in _SETTINGS],
             await _old_transactions(connection),
             await _clock(connection),
             await _pooler(connection, pooler=pooler),
@@ -128,14 +117,16 @@ async def _time_zones(connection: asyncpg.Connection) -> Finding:
     return Finding("time zones", True, f"tz database {ours}")
 
 
-async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
+async def _setting(
+    connection: asyncpg.Connection, name: str, good: Callable[[str], bool], advice: str
+) -> Finding:
     row = await connection.fetchrow(
         "SELECT setting, unit, current_setting(name) AS shown FROM pg_settings WHERE name = $1",
-        advice.name,
+        name,
     )
-    assert row is not None, f"PostgreSQL has no setting {advice.name}"
-    ok = advice.good(row["setting"])
-    return Finding(advice.name, ok, row["shown"] if ok else f"{row['shown']}: {advice.advice}")
+    assert row is not None, f"PostgreSQL has no setting {name}"
+    ok = good(row["setting"])
+    return Finding(name, ok, row["shown"] if ok else f"{row['shown']}: {advice}")
 
 
 async def _old_transactions(connection: asyncpg.Connection) -> Finding:
