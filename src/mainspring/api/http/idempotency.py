@@ -82,7 +82,7 @@ class ResponseRecorder:
     turn: Turn
     body_hash: bytes
     ttl: float
-    secret: str | None
+    secret: str | None = field(repr=False)
 
     async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
         """Store the answer in the transaction of what was asked for: both last or neither."""
