@@ -18,23 +18,19 @@ class Clock(Protocol):
     """The time, and how it passes."""
 
     def now(self) -> float:
-        """Return the seconds since the epoch, by the database's clock. It may stand still, or leap
-        forward, as that one does."""
-        ...
+        """Return the seconds since the epoch, by the database's clock. It never runs back."""
 
     def measured(self) -> float:
-        """Return the same as it was last measured, which may run back: for judging what the
-        database itself has dated, such as leases."""
-        ...
+        """Return the same as last measured, which may run back: for times that the database set,
+        such as those of leases."""
 
     def steady(self) -> float:
         """Return the seconds since some moment, by this machine's steady clock."""
-        ...
 
 
 def monotonic() -> float:
-    """Return this machine's steady clock, for measuring how long things take. Where it can, it
-    counts the time that the machine sleeps, as all other clocks do."""
+    """Return this machine's steady clock, for measuring durations. If the system can, it counts
+    the time that the machine sleeps."""
     return time.monotonic() if _SLEEPLESS is None else time.clock_gettime(_SLEEPLESS)
 
 
@@ -59,35 +55,9 @@ class StartTime(NamedTuple):
         return cls(clock.now() if at is None else at, clock.steady())
 
     def end(self, clock: Clock) -> float:
-        """Return when it ends, if that is now. How long it took is measured by the steady clock:
-        the database's may jump or stand still meanwhile."""
+        """Return the present time as the end. The duration is measured by the steady clock: the
+        database's may jump or stand still meanwhile."""
         return self.at + max(0.0, clock.steady() - self.steady)
-
-
-class ManualClock:
-    """A clock that stands still until it is moved: for tests and simulations."""
-
-    def __init__(self, start: float = 1_800_000_000.0) -> None:
-        self._now = self._measured = start
-        self._steady = 0.0
-
-    def now(self) -> float:
-        return self._now
-
-    def measured(self) -> float:
-        return self._measured
-
-    def steady(self) -> float:
-        return self._steady
-
-    def advance(self, seconds: float) -> None:
-        self._steady += seconds
-        self._measured += seconds
-        self._now = max(self._now, self._measured)
-
-    def jump_back(self, seconds: float) -> None:
-        """The database's clock does: `now` stands still until that shows the same again."""
-        self._measured -= seconds
 
 
 class DatabaseClock:

@@ -8,12 +8,12 @@ reported together. This is the only module that reads the environment.
 import os
 import socket
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args
 
 from mainspring.domain.apikey import ENVIRONMENTS
@@ -28,7 +28,7 @@ _MARGIN = 5.0
 def setting(
     default: Any, help: str, *, least: float | None = None, most: float | None = None
 ) -> Any:
-    """A field with its help text and its bounds: `docs/configuration.md` is made from these."""
+    """Return a field with its help text and bounds, from which docs/configuration.md is made."""
     metadata = {"help": help, "least": least, "most": most}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -206,8 +206,8 @@ class Config:
 
     @property
     def read_cap(self) -> int:
-        """Number of tasks of a stream that are read: one more than the window holds, which tells
-        the window that there is more."""
+        """Number of tasks of a stream that are read: one more than the window holds, to know
+        whether there are more."""
         return self.stream_cap + 1
 
     @property
@@ -239,27 +239,20 @@ def load(environ: Mapping[str, str] = os.environ, **overrides: Any) -> Config:
 
 
 def unknown_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return variables that look like settings and are none, each with the one that may be meant.
-
-    Not a reason to stop: an environment that several share may name settings of a newer version.
-    """
+    """Return a warning for each variable that looks like a setting and is none: not an error,
+    because a shared environment may name settings of a newer version."""
     known = {f.name.upper() + form for f in fields(Config) for form in ("", "_FILE")} | {"CONFIG"}
-    found = sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX))
-    return [
-        f"{PREFIX}{name} is not a setting" + _meant(name, known)
-        for name in found
-        if name not in known
-    ]
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, sorted(known), n=1)
-    return f"; is {PREFIX}{near[0]} meant?" if near else ""
+    warnings = []
+    for name in sorted(name[len(PREFIX) :] for name in environ if name.startswith(PREFIX)):
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=1)
+            meant = f"; is {PREFIX}{near[0]} meant?" if near else ""
+            warnings.append(f"{PREFIX}{name} is not a setting{meant}")
+    return warnings
 
 
 def environment_of_programs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of programs that we start: without our settings, of which some are
-    secret."""
+    """Return the environment of programs that we start: without our settings and their secrets."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
@@ -296,11 +289,7 @@ def _raw_value(
 def _parse(
     name: str, kind: Any, raw: Any, bounds: Mapping[str, Any], problems: list[str]
 ) -> Any | None:
-    wanted = (
-        next(t for t in get_args(kind) if t is not NoneType)
-        if isinstance(kind, UnionType)
-        else kind
-    )
+    wanted, *_none = get_args(kind) or (kind,)
     try:
         value = _convert(wanted, raw)
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -331,6 +320,14 @@ def _convert(wanted: type, raw: Any) -> Any:
     return value
 
 
+_CHOICES = {
+    "key_environment": ENVIRONMENTS,
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("console", "json"),
+    "stall_action": ("log", "exit"),
+}
+
+
 def _contradictions(config: Config) -> list[str]:
     found = []
     if config.node_ttl < 3 * config.heartbeat:
@@ -340,22 +337,12 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.lease <= config.node_ttl:
         found.append(f"lease ({config.lease}) must be longer than node_ttl ({config.node_ttl})")
-    found.extend(_server_contradictions(config))
-    if config.log_level not in {"debug", "info", "warning", "error"}:
-        found.append(f"log_level: {config.log_level!r} is not debug, info, warning or error")
-    if config.log_format not in {"console", "json"}:
-        found.append(f"log_format: {config.log_format!r} is not console or json")
-    if config.stall_action not in {"log", "exit"}:
-        found.append(f"stall_action: {config.stall_action!r} is not log or exit")
-    return found
-
-
-def _server_contradictions(config: Config) -> list[str]:
-    found = []
     if config.tls_certificate is None and (config.tls_key or config.tls_client_ca):
         found.append("tls_key and tls_client_ca mean nothing without tls_certificate")
     if config.tls_client_required and config.tls_client_ca is None:
         found.append("tls_client_required needs tls_client_ca: whose certificates are good?")
-    if config.key_environment not in ENVIRONMENTS:
-        found.append(f"key_environment: {config.key_environment!r} is not dev, test or live")
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            words = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            found.append(f"{name}: {getattr(config, name)!r} is not {words}")
     return found

@@ -48,69 +48,61 @@ class MainspringError(Exception):
 
     code: ClassVar[str] = "internal"
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, status: int | None = None, title: str | None = None
+    ) -> None:
+        """Set what is given; the rest is as in the class above."""
+        super().__init_subclass__()
+        for name, value in (("code", code), ("status", status), ("title", title)):
+            if value is not None:
+                setattr(cls, name, value)
 
-class ConfigError(MainspringError):
+
+class ConfigError(MainspringError, code="config"):
     """The settings do not make sense. `problems` holds one sentence each."""
-
-    code = "config"
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
 
 
-class ServerError(MainspringError):
+class ServerError(MainspringError, code="server"):
     """The private PostgreSQL, or the API, could not be started or kept."""
 
-    code = "server"
 
-
-class StoreError(MainspringError):
+class StoreError(MainspringError, code="store"):
     """The store could not do what was asked."""
 
-    code = "store"
 
-
-class StoreUnavailable(StoreError):
+class StoreUnavailable(StoreError, code="store-unavailable"):
     """The database cannot be reached, or has a fault of its own. Whether the call took effect is
     not known."""
-
-    code = "store-unavailable"
 
 
 class NothingSent(StoreUnavailable):
     """No connection was to be had: the call took no effect, and there is nothing to look up."""
 
 
-class MigrationError(StoreError):
+class MigrationError(StoreError, code="migration"):
     """The schema is not one this version of Mainspring works with."""
 
-    code = "migration"
 
-
-class CallFailed(MainspringError):
+class CallFailed(MainspringError, code="call-failed"):
     """The API did not serve a call. `request_id` finds the call in the server's log."""
 
-    code = "call-failed"
     request_id: str | None = None
 
 
-class Unreachable(CallFailed):
+class Unreachable(CallFailed, code="unreachable"):
     """Nothing answered. Whether the call took effect is not known."""
 
-    code = "unreachable"
 
-
-class Distrusted(Unreachable):
+class Distrusted(Unreachable, code="distrusted"):
     """The other side cannot prove that it is the API, and will not when asked again."""
 
-    code = "distrusted"
 
-
-class Unavailable(CallFailed):
+class Unavailable(CallFailed, code="unavailable"):
     """The API answered that it cannot serve the call now, as often as it was asked."""
-
-    code = "unavailable"
 
     def __init__(self, message: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -120,16 +112,12 @@ class Unavailable(CallFailed):
         """What the server calls it (`not-ready`, say), if it was the server that answered."""
 
 
-class TaskUnfinished(MainspringError):
+class TaskUnfinished(MainspringError, code="task-unfinished"):
     """A task did not end while somebody waited for it. It may still do so."""
 
-    code = "task-unfinished"
 
-
-class TaskNotCompleted(MainspringError):
+class TaskNotCompleted(MainspringError, code="task-not-completed"):
     """A task ended, but has no result. `state` says how, `error` why."""
-
-    code = "task-not-completed"
 
     def __init__(self, message: str, state: str, error: Mapping[str, str] | None) -> None:
         super().__init__(message)
@@ -137,22 +125,16 @@ class TaskNotCompleted(MainspringError):
         self.error = error
 
 
-class InvalidArguments(MainspringError):
+class InvalidArguments(MainspringError, code="invalid-arguments"):
     """Arguments do not fit the signature of a task's function."""
 
-    code = "invalid-arguments"
 
-
-class NonRetryable(MainspringError):
+class NonRetryable(MainspringError, code="failed"):
     """Raised by a handler: the task has failed for good, running it again would not help."""
 
-    code = "failed"
 
-
-class RetryAfter(MainspringError):
+class RetryAfter(MainspringError, code="failed"):
     """Raised by a handler: it failed; the next execution begins after `delay` seconds or later."""
-
-    code = "failed"
 
     def __init__(self, delay: float, message: str = "") -> None:
         super().__init__(message or f"try again in {delay:g} s")
@@ -184,8 +166,7 @@ _PROBLEMS_TOLD = 3
 
 
 class RequestError(MainspringError):
-    """A caller asked for something that cannot be done. As text it is one line, with the first few
-    of its `problems`."""
+    """A request cannot be served. Its text is one line, with the first few of its `problems`."""
 
     code = "request"
     status: ClassVar[int] = 400
@@ -206,115 +187,91 @@ class RequestError(MainspringError):
         return " ".join(f"{self.detail}: {told}{rest}".split())
 
 
-class InvalidRequest(RequestError):
+class InvalidRequest(
+    RequestError, code="invalid-request", status=422, title="The request is not valid"
+):
     """What was sent can be read, but does not make sense."""
 
-    code = "invalid-request"
-    status = 422
-    title = "The request is not valid"
 
-
-class MalformedRequest(RequestError):
+class MalformedRequest(
+    RequestError, code="malformed-request", status=400, title="The request cannot be read"
+):
     """What was sent cannot be read at all."""
 
-    code = "malformed-request"
-    status = 400
-    title = "The request cannot be read"
 
-
-class Unauthenticated(RequestError):
+class Unauthenticated(
+    RequestError, code="unauthenticated", status=401, title="A valid API key is needed"
+):
     """No key, or one that is not known."""
 
-    code = "unauthenticated"
-    status = 401
-    title = "A valid API key is needed"
 
-
-class Forbidden(RequestError):
+class Forbidden(RequestError, code="forbidden", status=403, title="The API key may not do this"):
     """The key is known but lacks the scope."""
 
-    code = "forbidden"
-    status = 403
-    title = "The API key may not do this"
 
-
-class NotFound(RequestError):
+class NotFound(RequestError, code="not-found", status=404, title="Not found"):
     """No such thing, or somebody else's: the two look the same from outside."""
 
-    code = "not-found"
-    status = 404
-    title = "Not found"
 
-
-class NotAcceptable(RequestError):
+class NotAcceptable(
+    RequestError, code="not-acceptable", status=406, title="There is no answer in a form you accept"
+):
     """The caller takes none of the forms in which this can be answered."""
 
-    code = "not-acceptable"
-    status = 406
-    title = "There is no answer in a form you accept"
 
-
-class Conflict(RequestError):
+class Conflict(
+    RequestError, code="conflict", status=409, title="The present state does not allow this"
+):
     """The thing's present state does not allow it."""
 
-    code = "conflict"
-    status = 409
-    title = "The present state does not allow this"
 
-
-class PreconditionFailed(RequestError):
+class PreconditionFailed(
+    RequestError, code="precondition-failed", status=412, title="It changed since it was read"
+):
     """The thing changed since the caller read it."""
 
-    code = "precondition-failed"
-    status = 412
-    title = "It changed since it was read"
 
-
-class TooLarge(RequestError):
+class TooLarge(RequestError, code="too-large", status=413, title="The request is too large"):
     """More bytes than the limit."""
-
-    code = "too-large"
-    status = 413
-    title = "The request is too large"
 
 
 def refusal(detail: str, problems: Sequence[Problem]) -> RequestError:
-    """Return the error for problems that were found together: where one of them is a matter of
-    size, so is the whole."""
+    """Return the error for problems that were found together: TooLarge if one is about size."""
     large = any(isinstance(problem, Oversize) for problem in problems)
     return (TooLarge if large else InvalidRequest)(detail, problems)
 
 
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(
+    RequestError,
+    code="unsupported-media-type",
+    status=415,
+    title="The body's form is not supported",
+):
     """The body comes in a form that cannot be read here."""
 
-    code = "unsupported-media-type"
-    status = 415
-    title = "The body's form is not supported"
 
-
-class Busy(RequestError):
+class Busy(
+    RequestError,
+    code="still-in-progress",
+    status=409,
+    title="The first request under this key is still in progress",
+):
     """Another request under the same idempotency key is still being served."""
 
-    code = "still-in-progress"
-    status = 409
-    title = "The first request under this key is still in progress"
 
-
-class KeyReused(RequestError):
+class KeyReused(
+    RequestError,
+    code="idempotency-key-reused",
+    status=422,
+    title="The idempotency key belongs to another request",
+):
     """An idempotency key was used again for something else."""
 
-    code = "idempotency-key-reused"
-    status = 422
-    title = "The idempotency key belongs to another request"
 
-
-class TooManyRequests(RequestError):
+class TooManyRequests(
+    RequestError, code="too-many-requests", status=429, title="Too many requests"
+):
     """A tenant calls more often than it may; the headers tell where it stands."""
-
-    code = "too-many-requests"
-    status = 429
-    title = "Too many requests"
 
     def __init__(self, retry_after: int, headers: list[tuple[bytes, bytes]]) -> None:
         super().__init__(f"this tenant may call again in {retry_after} s")
@@ -322,33 +279,21 @@ class TooManyRequests(RequestError):
         self.headers = headers
 
 
-class HeadTooLarge(RequestError):
+class HeadTooLarge(
+    RequestError, code="head-too-large", status=431, title="The request's headers are too large"
+):
     """More headers, or longer ones, than the limit."""
 
-    code = "head-too-large"
-    status = 431
-    title = "The request's headers are too large"
 
-
-class TooSlow(RequestError):
+class TooSlow(
+    RequestError, code="too-slow", status=408, title="The request did not arrive in time"
+):
     """The request did not arrive in time."""
 
-    code = "too-slow"
-    status = 408
-    title = "The request did not arrive in time"
 
-
-class Crowded(RequestError):
+class Crowded(RequestError, code="crowded", status=503, title="Too many connections are open"):
     """Too many connections are open."""
 
-    code = "crowded"
-    status = 503
-    title = "Too many connections are open"
 
-
-class NotReady(RequestError):
+class NotReady(RequestError, code="not-ready", status=503, title="This node is not ready"):
     """This node cannot serve yet, or no longer."""
-
-    code = "not-ready"
-    status = 503
-    title = "This node is not ready"

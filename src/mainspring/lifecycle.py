@@ -43,7 +43,7 @@ class Supervisor:
                 await loop()
                 return
             except Exception:
-                # Whatever keeps us from telling, the loop is started again.
+                # Even if logging fails, the loop is started again.
                 with suppress(Exception):
                     log.exception("a background loop crashed", action="loop.crashed", loop=name)
             if asyncio.get_running_loop().time() - began > self._LONGEST_DELAY:

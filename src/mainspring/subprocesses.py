@@ -7,8 +7,7 @@ from functools import cache
 
 @cache
 def killed_with_parent() -> tuple[str, ...]:
-    """Return the prefix of a command that makes the system kill it with this process; nothing
-    where the system cannot."""
+    """Return the prefix of a command that makes the system kill it with this process, if it can."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()

@@ -1,4 +1,4 @@
-"""TLS contexts: for those who call us, and for the database that we call."""
+"""TLS contexts: of the server, and for connections to the database."""
 
 import ssl
 from pathlib import Path
@@ -46,7 +46,7 @@ def _no_password() -> str:
 
 
 def machine_authorities() -> str | None:
-    """Return the path of the authorities that this machine trusts: the library we bring along may
-    have been built on one that keeps them elsewhere."""
+    """Return the path of the authorities that this machine trusts: the bundled library may have
+    been built for another path."""
     found = ssl.get_default_verify_paths().cafile
     return found or next((path for path in _AUTHORITIES if Path(path).exists()), None)

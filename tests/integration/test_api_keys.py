@@ -325,12 +325,12 @@ async def test_uses_are_written_down_in_the_background(
 
     assert await last_used() is None, "a request must not wait for this"
     clock.now += 10
-    await api.deps.activity.write(api.deps.keys)
+    await api.deps.authenticator.write_uses()
     first = await last_used()
     assert first is not None
     assert first < datetime.fromisoformat(made["created_at"]), "ten seconds before it was written"
     await status_with(api, made["api_key"])
-    await api.deps.activity.write(api.deps.keys)
+    await api.deps.authenticator.write_uses()
     assert await last_used() == first, "not twice in a minute"
 
 

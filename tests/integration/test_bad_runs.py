@@ -8,7 +8,6 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Outcome, Report
 from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine, EngineSettings
@@ -18,6 +17,7 @@ from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
+from support.manual_clock import ManualClock
 from support.rows import execution, row, task_id
 from support.runs import RunWorld, step, workflow
 from support.waiting import eventually

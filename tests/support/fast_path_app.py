@@ -166,7 +166,8 @@ class TransportFactory:
     """Connections to one application."""
 
     def __init__(self, app: FastPathApp, limits: ConnectionLimits = LIMITS) -> None:
-        self.config = HttpConfig(app, limits, Metrics(), keep_alive=75, compiler=app)
+        fast_path = app.compile_fast_path
+        self.config = HttpConfig(app, limits, Metrics(), keep_alive=75, fast_path=fast_path)
         self.state = ServerState()
         self.app = app
 

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from mainspring.api.http.connection import ConnectionLimits, HttpConfig
-from mainspring.api.http.fast_path import FastPathCompiler
+from mainspring.api.http.fast_path import CompileFastPath
 from mainspring.api.http.server import HttpServer
 from mainspring.observe.metrics import Metrics
 
@@ -92,10 +92,12 @@ async def open_http_server(
     limits: ConnectionLimits = LIMITS,
     metrics: Metrics | None = None,
     keep_alive: float = 75,
-    compiler: FastPathCompiler | None = None,
+    fast_path: CompileFastPath | None = None,
 ) -> AsyncIterator[HttpListener]:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = HttpConfig(app, limits, metrics or Metrics(), keep_alive=keep_alive, compiler=compiler)
+    config = HttpConfig(
+        app, limits, metrics or Metrics(), keep_alive=keep_alive, fast_path=fast_path
+    )
     server = HttpServer(config)
     await server.open(listening)
     listener = HttpListener(server, listening.getsockname()[1])

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.middleware import RequestMiddleware
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.ids import TaskIds
@@ -27,6 +25,7 @@ from mainspring.store.vault import Vault
 from mainspring.store.workflows.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
+from support.manual_clock import ManualClock
 from support.store import time_of
 
 SCOPES = ("read", "write", "work", "admin")
@@ -112,7 +111,7 @@ class InProcessApi:
 
     def another_node(self) -> "InProcessApi":
         """A second application over the same database, which shares no memory with the first."""
-        deps = replace(self.deps, ids=TaskIds(Random(5)), activity=KeyActivity(), metrics=Metrics())
+        deps = replace(self.deps, ids=TaskIds(Random(5)), metrics=Metrics())
         return InProcessApi(deps, build_app(deps), self.tenants)
 
 

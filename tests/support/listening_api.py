@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution
 from mainspring.domain.ids import TaskIds
@@ -23,6 +22,7 @@ from mainspring.store.workflows.step_rows import Moved
 from mainspring.wiring.api import ApiDependencies, build_app
 from support.asgi import AsgiClient
 from support.in_process_api import IdleLeaseService, IdleNode
+from support.manual_clock import ManualClock
 from support.store import time_of
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}

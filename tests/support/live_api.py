@@ -113,6 +113,6 @@ async def open_live_api(database_url: str, config: Config) -> AsyncIterator[Live
     async with AsyncExitStack() as stack:
         vault = Vault(b"k" * 32)
         live_api = LiveApi(await stack.enter_async_context(open_api(database_url, config, vault)))
-        server = open_http_server(live_api.api.app, compiler=live_api)
+        server = open_http_server(live_api.api.app, fast_path=live_api.compile_fast_path)
         live_api.listener = await stack.enter_async_context(server)
         yield live_api

@@ -8,11 +8,11 @@ import msgspec
 
 from mainspring.api.http.operations import Operation
 from mainspring.api.openapi.document import describe
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.observe.metrics import Metrics
 from mainspring.wiring.api import ApiDependencies, paths_of
+from support.manual_clock import ManualClock
 
 
 def every_route() -> Iterator[tuple[str, str, Operation]]:

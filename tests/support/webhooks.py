@@ -78,7 +78,7 @@ class Deliveries:
             WallClock(),
             self._report,
             settings,
-            profiles,
+            profiles.profiles,
             lambda sealed: {"X-Secret": sealed},
             self.metrics,
         )

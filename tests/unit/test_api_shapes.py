@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from mainspring.api.http.body_errors import readable_as
 from mainspring.api.http.decoding import (
     decode_as,
     decode_batch,
     decode_patch,
     decode_task,
-    readable_as,
 )
 from mainspring.domain.task import TaskState
 from mainspring.errors import InvalidRequest, RequestError

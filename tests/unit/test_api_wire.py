@@ -10,13 +10,13 @@ import pytest
 from mainspring.api.http.decoding import decode_batch, decode_lines, decode_task
 from mainspring.api.http.payloads import nested_too_deeply
 from mainspring.api.tasks.validation import TaskValidator
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
 from mainspring.errors import InvalidRequest, MalformedRequest, RequestError, TooLarge
 from mainspring.store.creation import NewTask
+from support.manual_clock import ManualClock
 
 NOW = 1_800_000_000.0
 NOOP = {"type": "handler", "name": "mainspring.noop"}

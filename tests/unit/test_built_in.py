@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from mainspring.clock import ManualClock
 from mainspring.domain.execution import Report
 from mainspring.execution.builtin import BuiltInExecutor
+from support.manual_clock import ManualClock
 from support.rows import execution, row
 
 

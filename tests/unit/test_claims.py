@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
@@ -19,6 +18,7 @@ from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore
 from mainspring.store.task_refs import Seen, TaskRef
+from support.manual_clock import ManualClock
 from support.rows import row
 
 NOW = 1000.0

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.clock import DatabaseClock, ManualClock, monotonic
+from mainspring.clock import DatabaseClock, monotonic
+from support.manual_clock import ManualClock
 
 EPOCH = 1_800_000_000.0
 

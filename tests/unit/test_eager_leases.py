@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.capability import takes_slot
 from mainspring.domain.execution import Execution, Outcome, Report
@@ -25,6 +24,7 @@ from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, NewTask, started_task
 from mainspring.store.task_refs import Seen
 from mainspring.store.workflows.step_rows import NO_STEP_LEASES
+from support.manual_clock import ManualClock
 from support.rows import execution, row, task_id
 
 NOW = 1000.0

@@ -9,13 +9,13 @@ import pytest
 from contract.store_set import SPEC
 from mainspring.api.tasks import ingest as ingesting
 from mainspring.api.tasks.ingest import Ingest
-from mainspring.clock import ManualClock
 from mainspring.domain.partitions import Ownership
 from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.observe.metrics import Metrics
 from mainspring.store.creation import NO_EAGER_LEASE, Creation, EagerLeaseOffer, Made, NewTask
 from mainspring.store.tasks import TaskStore
 from support.in_process_api import IdleNode
+from support.manual_clock import ManualClock
 
 NOW = 1000.0
 

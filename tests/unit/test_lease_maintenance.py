@@ -8,7 +8,6 @@ from random import Random
 from typing import Any, cast
 from uuid import UUID
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Execution
 from mainspring.domain.partitions import Ownership
@@ -21,6 +20,7 @@ from mainspring.node.state import NodeState
 from mainspring.observe.metrics import Metrics
 from mainspring.store.claims import ExtendedLease
 from mainspring.store.task_refs import Seen, TaskRef
+from support.manual_clock import ManualClock
 from support.rows import execution, row, task_id
 from support.waiting import eventually
 

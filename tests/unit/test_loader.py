@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.rows import StreamKey, TaskRow
@@ -29,6 +28,7 @@ from mainspring.node.state import NodeState
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen
+from support.manual_clock import ManualClock
 
 NOW = 1000.0
 NOTHING = Woken([], [], [])

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
@@ -15,6 +14,7 @@ from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
 from mainspring.store.claims import Woken
+from support.manual_clock import ManualClock
 from support.waiting import eventually
 
 

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NothingSent, StoreUnavailable
@@ -16,6 +15,7 @@ from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.schedules.occurrences import DecidedSchedules
 from mainspring.schedules.service import DueSchedule, OverdueSchedules, ScheduleService
+from support.manual_clock import ManualClock
 
 
 class Unanswered(ScheduleService):

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import asyncpg
 
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.outcome_rules import Finish, RetryLater
@@ -18,6 +17,7 @@ from mainspring.domain.rows import TaskRow
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.node.recorder import Recorder
 from mainspring.node.state import NodeState
+from support.manual_clock import ManualClock
 from support.rows import execution, row
 
 

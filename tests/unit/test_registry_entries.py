@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from mainspring.clock import ManualClock
 from mainspring.domain.capability import THERE_FOR, Offer, needs_worker, there_for
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.demand import WorkerSession
@@ -16,6 +15,7 @@ from mainspring.node.state import NodeState
 from mainspring.node.workers.heartbeats_and_reports import WorkerReports
 from mainspring.node.workers.registry import WorkerRegistry
 from mainspring.store.workers import Touch, WorkerStore, offer_shown
+from support.manual_clock import ManualClock
 
 SESSION = WorkerSession(1, "w", "1")
 THREADS = Offer(frozenset({"default"}), frozenset({"mail", "fetch"}), tags=frozenset({"gpu"}))

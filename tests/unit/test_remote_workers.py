@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from mainspring.clock import ManualClock
 from mainspring.domain.capability import Offer, needs_worker
 from mainspring.domain.execution import Execution
 from mainspring.engine.core import Engine, EngineSettings
@@ -28,6 +27,7 @@ from mainspring.node.workers.mailbox import (
     TasksWait,
 )
 from mainspring.node.workers.remote_workers import RemoteWorkers
+from support.manual_clock import ManualClock
 from support.rows import execution, row, task_id
 
 WORK = Offer(frozenset({"default"}), frozenset({"work"}))

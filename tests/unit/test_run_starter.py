@@ -7,7 +7,6 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.clock import ManualClock
 from mainspring.domain.execution import Execution, Report
 from mainspring.domain.partitions import Ownership
 from mainspring.engine.core import Engine, EngineSettings
@@ -16,6 +15,7 @@ from mainspring.node.signals import Announcer
 from mainspring.node.state import NodeState
 from mainspring.store.workflows.step_rows import Moved
 from mainspring.workflows.task_runs import TaskRuns
+from support.manual_clock import ManualClock
 from support.rows import execution, row
 
 FLOOD = 400

@@ -13,12 +13,12 @@ import mainspring
 from mainspring import App, Context, InvalidArguments
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workflows.validation import WorkflowValidator
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.workflows.definition import WorkflowDefinition
 from mainspring.sdk.workflow import INDEX, ITEM, Workflow
 from mainspring.wire.workflows import WorkflowIn
+from support.manual_clock import ManualClock
 
 
 def nightly() -> Workflow:

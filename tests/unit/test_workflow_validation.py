@@ -11,12 +11,12 @@ import pytest
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workflows.validation import WorkflowValidator
-from mainspring.clock import ManualClock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.workflows.definition import WorkflowDefinition
 from mainspring.errors import InvalidRequest, TooLarge
 from mainspring.wire.workflows import WorkflowIn
+from support.manual_clock import ManualClock
 
 NOOP = {"type": "handler", "name": "mainspring.noop"}
 

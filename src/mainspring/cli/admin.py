@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.output import Format, Output, show, show_one
-from mainspring.cli.running import client, reporting, run_with_config
-from mainspring.config import Config
+from mainspring.cli.running import call, load_config, run
 from mainspring.sdk.calling import part
 from mainspring.sdk.encoding import present
 
@@ -28,16 +27,14 @@ def create_tenant(
 ) -> None:
     """Create a tenant, and show its first key this once."""
     body = present(name=name, weight=weight, max_running=max_running, spread=spread)
-    with reporting():
-        show_one(client().call("POST", "/v1/tenants", body), output)
+    show_one(call("POST", "/v1/tenants", body), output)
 
 
 @tenants.command("list")
 def list_tenants(output: Output = Format.table) -> None:
     """List all tenants, newest first."""
     columns = ("id", "name", "weight", "max_running", "spread", "created_at")
-    with reporting():
-        show(every("/v1/tenants"), columns, output)
+    show(every("/v1/tenants"), columns, output)
 
 
 @tenants.command("delete")
@@ -48,8 +45,7 @@ def delete_tenant(
     """Delete a tenant with everything it owns."""
     if not yes:
         typer.confirm(f"Delete tenant {tenant} and all it owns?", abort=True)
-    with reporting():
-        client().call("DELETE", f"/v1/tenants/{part(tenant)}")
+    call("DELETE", f"/v1/tenants/{part(tenant)}")
 
 
 @keys.command("create")
@@ -64,23 +60,20 @@ def create_key(
     """Create a key, and show it this once."""
     seconds = float(expires_in) if expires_in and expires_in.isdecimal() else expires_in
     body = present(scopes=scope, name=name, expires_in=seconds)
-    with reporting():
-        show_one(client().call("POST", "/v1/keys", body), output)
+    show_one(call("POST", "/v1/keys", body), output)
 
 
 @keys.command("list")
 def list_keys(output: Output = Format.table) -> None:
     """List all keys, newest first, those that have ended too."""
     columns = ("id", "prefix", "name", "scopes", "expires_at", "last_used_at", "revoked_at")
-    with reporting():
-        show(every("/v1/keys"), columns, output)
+    show(every("/v1/keys"), columns, output)
 
 
 @keys.command("revoke")
 def revoke_key(key: Annotated[str, typer.Argument(help="Its id.")]) -> None:
     """Revoke a key now."""
-    with reporting():
-        client().call("DELETE", f"/v1/keys/{part(key)}")
+    call("DELETE", f"/v1/keys/{part(key)}")
 
 
 @keys.command("rotate")
@@ -92,35 +85,25 @@ def rotate_key(
     output: Output = Format.table,
 ) -> None:
     """Create a key in place of another, and show it this once."""
-    with reporting():
-        path = f"/v1/keys/{part(key)}/rotate"
-        show_one(client().call("POST", path, present(grace=grace)), output)
+    show_one(call("POST", f"/v1/keys/{part(key)}/rotate", present(grace=grace)), output)
 
 
 @operator_key.command("create")
 def create_operator_key(name: _KeyName = None) -> None:
     """Create an operator's key in the database that DATABASE_URL names, and print it this once."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        typer.echo(await commands.create_operator_key(config, name))
-
-    run_with_config(work)
+    typer.echo(run(commands.create_operator_key(load_config(), name)))
 
 
 @operator_key.command("revoke")
 def revoke_operator_key(key: Annotated[str, typer.Argument(help="Its id or the key.")]) -> None:
     """Revoke an operator's key, in the database that DATABASE_URL names."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        if not await commands.revoke_operator_key(config, key):
-            typer.echo("mainspring: there is no such operator's key", err=True)
-            raise typer.Exit(1)
-
-    run_with_config(work)
+    if not run(commands.revoke_operator_key(load_config(), key)):
+        typer.echo("mainspring: there is no such operator's key", err=True)
+        raise typer.Exit(1)
 
 
 def every(path: str) -> list[Any]:
@@ -128,7 +111,7 @@ def every(path: str) -> list[Any]:
     items: list[Any] = []
     cursor = None
     while True:
-        page = client().call("GET", path, query={"limit": 1000, "cursor": cursor})
+        page = call("GET", path, limit=1000, cursor=cursor)
         items += page["items"]
         cursor = page["next_cursor"]
         if cursor is None:

@@ -15,7 +15,6 @@ from mainspring.errors import ConfigError, ServerError
 from mainspring.wiring import commands, settings
 from mainspring.wiring.server import Server
 
-_SCOPES = frozenset({"read", "write", "work", "admin"})
 _GRACE = 2.0
 # The receivers are on this very machine.
 _EGRESS = "127.0.0.0/8,::1/128"
@@ -30,8 +29,8 @@ def default_data() -> Path:
 
 
 def for_development(config: Config) -> Config:
-    """Return the settings without what they say of other databases: the private one alone is
-    migrated and used, whatever this shell was told about the one in production."""
+    """Return the settings for the private database, without those of any other: whatever the
+    environment says about the one in production, it is not touched."""
     return replace(
         config,
         database_url="",  # known once it runs
@@ -46,7 +45,7 @@ def for_development(config: Config) -> Config:
 
 
 async def develop(config: Config, data: Path) -> None:
-    """Run until SIGTERM or Ctrl-C, which end a start that takes long as well."""
+    """Run until SIGTERM or Ctrl-C, which also end a start that takes long."""
     stop = serving.set_up(config)
     development = _Development(config, data)
     try:
@@ -72,7 +71,9 @@ class _Development:
 
     async def start(self) -> Server:
         url = await self._database.start()
-        sealing = self._config.secrets_key or self._kept("secrets-key", _new_secrets_key)
+        sealing = self._config.secrets_key or self._kept(
+            "secrets-key", lambda: secrets.token_hex(32)
+        )
         config = replace(self._config, database_url=url, secrets_key=sealing)
         await commands.migrate(config)
         server = await serving.start(config)
@@ -96,14 +97,11 @@ class _Development:
         await self._database.stop()
 
     async def _add_key(self, server: Server) -> str:
-        """Add the key of tenant `default` with all scopes that is also an operator.
-
-        It is the one the user chose, or else one that is made once and kept beside the data.
-        """
+        """Add the key that the user chose, or else one that is made once and kept with the data."""
         secret = self._config.api_key or self._kept(
             "api-key", lambda: settings.new_key(server.config).secret
         )
-        await commands.add_development_key(server, secret, _SCOPES)
+        await commands.add_development_key(server, secret)
         return secret
 
     def _kept(self, name: str, make: Callable[[], str]) -> str:
@@ -114,13 +112,11 @@ class _Development:
 
 
 def kept(file: Path, make: Callable[[], str]) -> str:
-    """Return a secret that is made once. It appears whole or not at all, and an empty one, as a
-    full disk may have left it, is none."""
-    found = file.read_text().strip() if file.exists() else ""
-    return found or _keep(file, make())
-
-
-def _keep(file: Path, secret: str) -> str:
+    """Return the secret in a file, made now if there is none, or an empty one as a full disk may
+    leave. It is written whole or not at all."""
+    if file.exists() and (found := file.read_text().strip()):
+        return found
+    secret = make()
     aside = file.with_name(f"{file.name}.new")
     aside.unlink(missing_ok=True)
     with open(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as out:
@@ -129,10 +125,6 @@ def _keep(file: Path, secret: str) -> str:
         os.fsync(out.fileno())
     aside.replace(file)
     return secret
-
-
-def _new_secrets_key() -> str:
-    return secrets.token_hex(32)
 
 
 def _welcome(url: str, key: str, data: Path) -> str:

@@ -14,7 +14,12 @@ from mainspring.sdk.webhooks import verify
 _LONGEST_BODY = 64 * 2**20
 _HOST = "127.0.0.1"
 _SHOWN = 2000
-_NEWS = ("webhook-id", "x-mainspring-attempt", "x-mainspring-fence", "x-mainspring-scheduled-at")
+_SHOWN_HEADERS = (
+    "webhook-id",
+    "x-mainspring-attempt",
+    "x-mainspring-fence",
+    "x-mainspring-scheduled-at",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def _handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Silence: each request is printed by us."""
+            """Print nothing: each request is printed above."""
 
     return Handler
 
@@ -82,7 +87,7 @@ def _describe(
     headers = dict(request.headers.items())
     lower = {name.lower(): value for name, value in headers.items()}
     lines = [f"#{number} {request.command} {request.path} → {status}"]
-    lines += [f"    {name}: {lower[name]}" for name in _NEWS if name in lower]
+    lines += [f"    {name}: {lower[name]}" for name in _SHOWN_HEADERS if name in lower]
     lines.append(f"    signature: {_signature(secret, headers, body)}")
     text = body[:_SHOWN].decode("utf-8", "replace") + ("…" if len(body) > _SHOWN else "")
     lines.append(f"    {text}")

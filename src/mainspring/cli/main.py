@@ -10,8 +10,7 @@ import typer
 
 from mainspring import __version__
 from mainspring.cli import admin
-from mainspring.cli.running import explaining, load_config, reporting, run, run_with_config
-from mainspring.config import Config
+from mainspring.cli.running import explaining, load_config, reporting, run
 from mainspring.sdk.encoding import present
 
 app = typer.Typer(
@@ -69,7 +68,7 @@ def dev(
         config = developing.for_development(loaded)
         settings.check(config)
         directory = data or developing.default_data()
-    run(lambda: developing.develop(config, directory))
+    run(developing.develop(config, directory))
 
 
 @app.command()
@@ -84,7 +83,7 @@ def server(
 
     with explaining():
         settings.check(config)
-    run(lambda: serving.serve(config))
+    run(serving.serve(config))
 
 
 _App = Annotated[
@@ -147,7 +146,7 @@ def worker(
     config = load_config()
     with explaining():
         made = working.prepare(config, target, commands, options)
-    run(lambda: working.work(made))
+    run(working.work(made))
 
 
 def words(text: str) -> list[str]:
@@ -157,33 +156,25 @@ def words(text: str) -> list[str]:
 @app.command()
 def migrate() -> None:
     """Bring the database to this version's schema."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        applied = await commands.migrate(config, partial(typer.echo, err=True))
-        for migration in applied:
-            typer.echo(f"applied {migration.version:04} {migration.name}")
-        if not applied:
-            typer.echo("nothing to do: the schema is up to date")
-
-    run_with_config(work)
+    applied = run(commands.migrate(load_config(), partial(typer.echo, err=True)))
+    for migration in applied:
+        typer.echo(f"applied {migration.version:04} {migration.name}")
+    if not applied:
+        typer.echo("nothing to do: the schema is up to date")
 
 
 @app.command()
 def doctor() -> None:
     """Examine the database: version, settings, long transactions, clock; say what to change."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        findings = await commands.examine(config)
-        for finding in findings:
-            typer.echo(f"{'ok  ' if finding.ok else 'look'}  {finding.subject}: {finding.detail}")
-        if not all(finding.ok for finding in findings):
-            raise typer.Exit(1)
-
-    run_with_config(work)
+    findings = run(commands.examine(load_config()))
+    for finding in findings:
+        typer.echo(f"{'ok  ' if finding.ok else 'look'}  {finding.subject}: {finding.detail}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("restore-fence")
@@ -194,22 +185,19 @@ def restore_fence(
 ) -> None:
     """Raise fences and epochs after a restore: issue none again that was issued since the backup.
     Nodes do it by themselves when they start on it; this is for making sure. It may be repeated."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        alive = await commands.living_nodes(config)
-        if alive and not force:
-            typer.echo(f"mainspring: nodes are running: {', '.join(alive)}", err=True)
-            typer.echo("stop them first; or let all of them join anew with --force", err=True)
-            raise typer.Exit(1)
-        done = await commands.restore_fence(config)
-        typer.echo(f"tasks created before {done.before:%Y-%m-%dT%H:%M:%SZ} are leased")
-        typer.echo(f"with fences from {done.floor} on; epochs of partitions are {done.epoch}")
-        if done.nodes:
-            typer.echo(f"nodes declared dead: {done.nodes}; those that run join anew")
-
-    run_with_config(work)
+    config = load_config()
+    alive = run(commands.living_nodes(config))
+    if alive and not force:
+        typer.echo(f"mainspring: nodes are running: {', '.join(alive)}", err=True)
+        typer.echo("stop them first; or let all of them join anew with --force", err=True)
+        raise typer.Exit(1)
+    done = run(commands.restore_fence(config))
+    typer.echo(f"tasks created before {done.before:%Y-%m-%dT%H:%M:%SZ} are leased")
+    typer.echo(f"with fences from {done.floor} on; epochs of partitions are {done.epoch}")
+    if done.nodes:
+        typer.echo(f"nodes declared dead: {done.nodes}; those that run join anew")
 
 
 @app.command()
@@ -230,14 +218,10 @@ def listen(
 @secrets.command("rotate")
 def rotate_secrets() -> None:
     """Encrypt every secret in the database again, with the present secrets_key."""
+    from mainspring.wiring import commands
 
-    async def work(config: Config) -> None:
-        from mainspring.wiring import commands
-
-        moved, left = await commands.reseal(config)
-        typer.echo(f"sealed {moved} secrets anew")
-        if left:
-            typer.echo(f"{left} belong to running tasks: run this again when they have ended")
-            raise typer.Exit(1)
-
-    run_with_config(work)
+    moved, left = run(commands.reseal(load_config()))
+    typer.echo(f"sealed {moved} secrets anew")
+    if left:
+        typer.echo(f"{left} belong to running tasks: run this again when they have ended")
+        raise typer.Exit(1)

@@ -1,17 +1,20 @@
 """The frame of every command: read the settings, run, and print errors in one line each."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 import uvloop
+from msgspec import UNSET
 
 from mainspring.config import Config, load
 from mainspring.errors import ConfigError, MainspringError, RequestError
 from mainspring.sdk.client import Client
 from mainspring.sdk.environment import AddressFields
+
+T = TypeVar("T")
 
 _TIMEOUT = 5.0
 """Seconds: a person waits, who would rather know that there is no answer."""
@@ -34,9 +37,11 @@ def explaining() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def client() -> Client:
-    """Return a client of the API that the settings name."""
-    return Client(**api_of(load_config()), timeout=_TIMEOUT)
+def call(method: str, path: str, body: object = UNSET, **query: object) -> Any:
+    """Call the API that the settings name, and return its answer; print an error and exit."""
+    with reporting():
+        client = Client(**api_of(load_config()), timeout=_TIMEOUT)
+        return client.call(method, path, body, query)
 
 
 def api_of(config: Config) -> AddressFields:
@@ -67,13 +72,7 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def run_with_config(work: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
-    """Read the settings, then run with them."""
-    config = load_config()
-    run(lambda: work(config))
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run to the end on an event loop of its own."""
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end on an event loop of its own, and return the result."""
     with reporting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work())
+        return runner.run(work)

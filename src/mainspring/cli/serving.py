@@ -38,7 +38,10 @@ def set_up(config: Config) -> asyncio.Event:
     for problem in unknown_settings():
         log.warning(problem, action="config.unknown_setting")
     _allow_many_connections()
-    return _stop_signal()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 async def start(config: Config) -> Server:
@@ -67,25 +70,17 @@ async def wait_for_first(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _tune_collector() -> None:
-    """Tasks on their way are many small objects without cycles: looking for cycles among them again
-    and again took a tenth of the processor, and a look at all of them stalls a node with a full
-    window for a tenth of a second. What has cycles dies young: the old are hardly looked at."""
+    """Make the garbage collector look rarely at old objects. Tasks are many small objects without
+    cycles: scanning them often took a tenth of the processor, and a scan of all stalls a node with
+    a full window for a tenth of a second. Objects with cycles are short-lived."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)
 
 
 def _allow_many_connections() -> None:
-    """Every open webhook is a descriptor; the usual soft limit of 1,024 is for programs that still
-    use select()."""
+    """Raise the limit of open descriptors, of which each connection needs one, to the maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # some systems promise more than they give
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop

@@ -77,19 +77,19 @@ async def _put_schedules(app: App) -> None:
         typer.echo(f"schedules are left to version {synced.newer} of {app.name}, which is newer")
     else:
         typer.echo(f"schedules in place: {', '.join(synced.names)}")
-    _tell_removed(synced)
+    _print_removed(synced)
 
 
 async def _remove_schedules(app: App | None) -> None:
-    """Remove those of an app that declares none any more. It works without, too: its key need not
-    allow it, and the server need not be there yet."""
+    """Remove the schedules of an app that declares none any more. The worker works without that,
+    too: its key may not allow it, or the server not answer yet."""
     if app is None or app.periodics:
         return
     with suppress(MainspringError):
-        _tell_removed(await app.sync_periodic())
+        _print_removed(await app.sync_periodic())
 
 
-def _tell_removed(synced: Synced) -> None:
+def _print_removed(synced: Synced) -> None:
     if synced.removed:
         typer.echo(f"schedules removed: {', '.join(synced.removed)}")
 

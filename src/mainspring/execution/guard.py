@@ -135,8 +135,7 @@ def parse_ports(text: str) -> tuple[range, ...]:
 
 @lru_cache(maxsize=4096)
 def origin_of(url: str) -> CallOrigin:
-    """Return the host and port of a URL. ValueError says why it has none: whoever made the task may
-    have gone past the checks."""
+    """Return the host and port of a URL; ValueError says why it has none."""
     parts = urlsplit(url)
     return CallOrigin(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 

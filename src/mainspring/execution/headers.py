@@ -48,7 +48,7 @@ def build(
 
 
 def _theirs(theirs: Mapping[str, str], user_agent: str) -> list[bytes]:
-    """Return what the user gave, and what it lacks."""
+    """Return the user's headers, and the defaults of those that are missing."""
     given = {name.lower() for name in theirs}
     lines = [_line(name, value) for name, value in theirs.items()]
     if "content-type" not in given:
@@ -70,7 +70,7 @@ def _without_theirs(user_agent: str) -> list[bytes]:
 def _own(execution: Execution, profile: WebhookProfile, timestamp: int) -> list[bytes]:
     message_id, fence = str(execution.id), execution.fence
     digits, run = message_id.replace("-", ""), _moment(execution.run)
-    # One trace per task, one span per execution: both follow from what the receiver is told anyway.
+    # One trace per task, one span per execution: both follow from the other headers.
     text = (
         f"webhook-id: {message_id}\n"
         f"webhook-timestamp: {timestamp}\n"

@@ -1,15 +1,15 @@
 """The http executor: webhooks from start to report, with senders behind it.
 
-An execution waits here for its tenant's profile and for its turn in the lanes, then goes to the
+An execution waits here for its tenant's profile and for its turn in the queues, then goes to the
 sender. Its deadline counts from the moment it is sent, so that waiting costs nobody a failure.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -22,7 +22,7 @@ from mainspring.errors import MainspringError
 from mainspring.execution import headers, responses
 from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import Executor, ReportSink
-from mainspring.execution.send_queues import Caps, Lanes
+from mainspring.execution.send_queues import Caps, SendQueues
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
 from mainspring.execution.transfers import Key, SenderSettings, TransferReply, TransferRequest
 from mainspring.observe.metrics import Metrics
@@ -36,14 +36,8 @@ _RETRY_PAUSE = 0.25
 MASK = "***"
 
 
-class ProfileSource(Protocol):
-    """Reads the profiles of tenants; those that have none may be left out."""
-
-    async def profiles(self, tenant_ids: Sequence[int]) -> Mapping[int, WebhookProfile]: ...
-
-
-Unseal = Callable[[str], Mapping[str, str]]
-"""Turns the ciphertext in a target into headers."""
+ReadProfiles = Callable[[Sequence[int]], Awaitable[Mapping[int, WebhookProfile]]]
+"""Reads the profiles of tenants; those that have none may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class _CachedProfile(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _HttpExecution:
-    """One execution on its way."""
+    """An execution, and how far it is."""
 
     execution: Execution
     origin: CallOrigin
@@ -76,7 +70,7 @@ class _HttpExecution:
     """Set when it is sent."""
     cancelled: bool = False
     later: asyncio.TimerHandle | None = None
-    """Set while the receiver is at work and will report by itself."""
+    """Set when the receiver has accepted the task, to report its outcome later."""
 
     @property
     def key(self) -> Key:
@@ -100,17 +94,18 @@ class HttpExecutor(Executor):
         clock: Clock,
         report: ReportSink,
         settings: HttpSettings,
-        source: ProfileSource,
-        unseal: Unseal,
+        read_profiles: ReadProfiles,
+        unseal: Callable[[str], Mapping[str, str]],
         metrics: Metrics,
     ) -> None:
+        """`unseal` turns the ciphertext in a target into headers."""
         self._clock = clock
         self._report = report
         self._settings = settings
-        self._source = source
+        self._read_profiles = read_profiles
         self._unseal = unseal
         self._metrics = metrics
-        self._lanes: Lanes[_HttpExecution] = Lanes(settings.caps)
+        self._queues: SendQueues[_HttpExecution] = SendQueues(settings.caps)
         self._secure = ThreadSender(settings.sender, self._deliver)
         self._plain: Sender = self._secure
         if LoopSender.possible:
@@ -120,28 +115,27 @@ class HttpExecutor(Executor):
         self._known: dict[int, _CachedProfile] = {}
         self._waiting: dict[int, list[_HttpExecution]] = {}
         """Executions whose tenant's profile is being read."""
-        self._reading: set[asyncio.Task[None]] = set()
-        self._asked: set[int] = set()
+        self._reading: dict[int, asyncio.Task[None]] = {}
+        """Tasks that read profiles, by tenant."""
         self._releasing = False
         self._idle = asyncio.Event()
-        metrics.webhooks_in_flight.set_function(lambda: self._lanes.in_flight)
-        metrics.webhooks_waiting.set_function(self._count_waiting)
-
-    def _count_waiting(self) -> int:
-        return sum(not each.sent for each in self._executions.values())
+        metrics.webhooks_in_flight.set_function(lambda: self._queues.in_flight)
+        metrics.webhooks_waiting.set_function(
+            lambda: sum(not each.sent for each in self._executions.values())
+        )
 
     def can_run(self, capability: str) -> bool:
         return capability == "http"
 
     def start(self, executions: Sequence[Execution]) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
-        failed = [wrong for a in executions if (wrong := self._take_in(a)) is not None]
+        failed = [wrong for a in executions if (wrong := self._admit_or_report(a)) is not None]
         if failed:
             self._metrics.webhooks.labels("refused").inc(
                 sum(r.error is not None and r.error.code == "egress-blocked" for r in failed)
             )
             self._report(failed)
-        self._pump()
+        self._send_ready()
 
     def has(self, task_id: UUID, fence: int) -> bool:
         return (task_id, fence) in self._executions
@@ -160,7 +154,7 @@ class HttpExecutor(Executor):
         waiting = self._executions.get((task_id, fence))
         if waiting is None or waiting.sent:
             return None
-        found = self._lanes.place(waiting.execution.tenant_id, waiting.origin, waiting)
+        found = self._queues.place(waiting.execution.tenant_id, waiting.origin, waiting)
         if found is None:
             return "it waits for the tenant's webhook settings to be read"
         ahead, in_flight = found
@@ -168,8 +162,7 @@ class HttpExecutor(Executor):
         return f"{in_flight} requests to {host} are in flight, {ahead} are queued before it"
 
     def forget(self, tenant_id: int) -> None:
-        """Read a tenant's profile again before the next request: it was changed through this
-        node."""
+        """Read a tenant's profile, which was changed here, again before the next request."""
         known = self._known.get(tenant_id)
         if known is not None:
             self._known[tenant_id] = known._replace(read_at=monotonic() - _USABLE_FOR)
@@ -192,21 +185,21 @@ class HttpExecutor(Executor):
             self._plain.stop()
         await asyncio.to_thread(self._secure.stop)
         await asyncio.sleep(0)  # let the sender's last replies in
-        for task in self._reading:
+        for task in self._reading.values():
             task.cancel()
 
-    # In --------------------------------------------------------------------------------------
+    # Start -----------------------------------------------------------------------------------
 
-    def _take_in(self, execution: Execution) -> Report | None:
-        """Take an execution in; return a report when it can never be sent."""
+    def _admit_or_report(self, execution: Execution) -> Report | None:
+        """Queue an execution; return a report if it can never be sent."""
         try:
             return self._admit(execution)
         except Exception:
             self._executions.pop((execution.id, execution.fence), None)
-            return self._broken(execution)
+            return self._crashed(execution)
 
-    def _broken(self, execution: Execution) -> Report:
-        """Log the exception being handled, which nobody foresaw, and return the report."""
+    def _crashed(self, execution: Execution) -> Report:
+        """Log the unexpected exception being handled, and return the report."""
         log.exception("a webhook cannot be sent", action="webhooks.failed", task=str(execution.id))
         return not_started(execution, self._clock.now())
 
@@ -230,32 +223,26 @@ class HttpExecutor(Executor):
         tenant_id = execution.tenant_id
         known = self._known.get(tenant_id)
         age = _USABLE_FOR if known is None else monotonic() - known.read_at
-        if age >= _FRESH_FOR:
-            self._ask_for(tenant_id)
+        if age >= _FRESH_FOR and tenant_id not in self._reading:
+            self._reading[tenant_id] = asyncio.create_task(self._read_profile(tenant_id))
         if age >= _USABLE_FOR:
             self._waiting.setdefault(tenant_id, []).append(made)
         else:
             made.known = known
-            self._lanes.push(tenant_id, origin, made)
+            self._queues.push(tenant_id, origin, made)
         return None
 
     def _failed(self, execution: Execution, error: TaskError, *, retryable: bool = False) -> Report:
         now = self._clock.now()
         return Report(execution, Outcome.FAILED, now, now, error=error, retryable=retryable)
 
-    def _ask_for(self, tenant_id: int) -> None:
-        if tenant_id not in self._asked:
-            self._asked.add(tenant_id)
-            task = asyncio.create_task(self._read_profile(tenant_id))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
-
     async def _read_profile(self, tenant_id: int) -> None:
-        """Wait until it is read: sending unsigned, or past a tenant's own rules, is no way out."""
+        """Read a tenant's profile, however often that takes: without it a webhook would be unsigned
+        and ignore the tenant's own rules."""
         while True:
             asked_at = monotonic()
             try:
-                found = await self._source.profiles([tenant_id])
+                found = await self._read_profiles([tenant_id])
                 profile = found.get(tenant_id, WebhookProfile())
                 egress = self._settings.egress.with_lists(profile.allow, profile.deny)
             except Exception as problem:
@@ -268,25 +255,25 @@ class HttpExecutor(Executor):
         if len(self._known) >= _MOST_PROFILES:
             self._known.clear()
         known = self._known[tenant_id] = _CachedProfile(profile, egress, asked_at)
-        self._asked.discard(tenant_id)
+        del self._reading[tenant_id]
         for waiting in self._waiting.pop(tenant_id, ()):
             waiting.known = known
-            self._lanes.push(tenant_id, waiting.origin, waiting)
-        self._pump()
+            self._queues.push(tenant_id, waiting.origin, waiting)
+        self._send_ready()
 
-    # Out -------------------------------------------------------------------------------------
+    # Send ------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
+    def _send_ready(self) -> None:
         """Send all whose turn it is."""
         broken: list[Report] = []
-        while turn := self._lanes.take():
+        while turn := self._queues.take():
             by_sender: dict[Sender, list[_HttpExecution]] = {}
             for each in turn:
                 by_sender.setdefault(self._sender_of(each), []).append(each)
             for sender, executions in by_sender.items():
                 broken += self._send(sender, executions)
         if broken:
-            self._hand_in(broken)
+            self._report_all(broken)
 
     def _send(self, sender: Sender, executions: Sequence[_HttpExecution]) -> list[Report]:
         """Send requests; return the reports of those that an error of ours stopped."""
@@ -304,8 +291,8 @@ class HttpExecutor(Executor):
 
     def _give_up(self, each: _HttpExecution) -> Report:
         del self._executions[each.key]
-        self._lanes.ended(each.execution.tenant_id, each.origin)
-        return self._broken(each.execution)
+        self._queues.ended(each.execution.tenant_id, each.origin)
+        return self._crashed(each.execution)
 
     def _sender_of(self, each: _HttpExecution) -> Sender:
         url = each.execution.spec.target.url or ""
@@ -330,7 +317,7 @@ class HttpExecutor(Executor):
             known.profile.tls,
         )
 
-    # Back ------------------------------------------------------------------------------------
+    # Replies ---------------------------------------------------------------------------------
 
     def _deliver(self, replies: Sequence[TransferReply]) -> None:
         """Pass replies on, from the sender's thread."""
@@ -346,7 +333,7 @@ class HttpExecutor(Executor):
             each = self._executions[reply.key]
             started, finished = each.times(self._clock)
             self._metrics.webhook_seconds.observe(finished - started)
-            self._lanes.ended(each.execution.tenant_id, each.origin)
+            self._queues.ended(each.execution.tenant_id, each.origin)
             kept = responses.headers_of_interest(reply.headers)
             if not each.cancelled and responses.completes_later(reply, kept):
                 results["later"] += 1
@@ -357,8 +344,8 @@ class HttpExecutor(Executor):
                 reports.append(self._conclude(each, reply, kept, now))
         for result, count in results.items():
             self._metrics.webhooks.labels(result).inc(count)
-        self._pump()
-        self._hand_in(reports)
+        self._send_ready()
+        self._report_all(reports)
 
     def _conclude(
         self, each: _HttpExecution, reply: TransferReply, kept: dict[str, str], now: float
@@ -369,8 +356,7 @@ class HttpExecutor(Executor):
             reply = reply._replace(trouble="connection", message="the sender was restarted")
         if each.secret:
             reply, kept = _masked(reply, kept, each.secret)
-        on = each.execution.spec.retry.on
-        verdict = responses.judge(reply, kept, on, now)
+        verdict = responses.judge(reply, kept, each.execution.spec.retry.on, now)
         return Report(
             each.execution,
             verdict.outcome,
@@ -395,33 +381,25 @@ class HttpExecutor(Executor):
             return
         timeout = each.execution.spec.timeout
         text = f"the receiver accepted the task but did not complete it within {timeout:g} s"
-        on = each.execution.spec.retry.on
-        report = Report(
-            each.execution,
-            Outcome.TIMED_OUT,
-            *each.times(self._clock),
-            error=TaskError("timeout", text),
-            retryable=on is None or "timeout" in on,
-            status_code=202,
-        )
-        self._hand_in([report])
+        reply = TransferReply(each.key, 202, trouble="timeout", message=text)
+        self._report_all([self._conclude(each, reply, {}, self._clock.now())])
 
     def _withdraw(self, waiting: Sequence[_HttpExecution], outcome: Outcome | None = None) -> None:
-        """Take back executions that are not under way."""
+        """End executions that are not being sent."""
         for each in waiting:
             del self._executions[each.key]
             tenant_id = each.execution.tenant_id
             if each.later is not None:
                 each.later.cancel()
-            elif not self._lanes.remove(tenant_id, each.origin, each):
+            elif not self._queues.remove(tenant_id, each.origin, each):
                 self._waiting[tenant_id].remove(each)
-        self._hand_in([self._ended(each, outcome) for each in waiting])
+        self._report_all([self._ended(each, outcome) for each in waiting])
 
     def _ended(self, each: _HttpExecution, outcome: Outcome | None = None) -> Report:
         chosen = outcome or (Outcome.RELEASED if self._releasing else Outcome.CANCELLED)
         return Report(each.execution, chosen, *each.times(self._clock))
 
-    def _hand_in(self, reports: Sequence[Report]) -> None:
+    def _report_all(self, reports: Sequence[Report]) -> None:
         if reports:
             self._report(reports)
         if not self._executions:

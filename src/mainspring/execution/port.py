@@ -1,4 +1,4 @@
-"""The seam between the dispatcher and whatever runs tasks inside the node."""
+"""The interface between the dispatcher and what runs tasks inside the node."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -19,28 +19,23 @@ class Executor(Protocol):
 
     def can_run(self, capability: str) -> bool:
         """Whether tasks that need this capability may be given to it."""
-        ...
 
     def room(self) -> int | None:
-        """Return how many more tasks that need no slot it takes in; None: any number. What it is
-        given beyond that it runs all the same."""
+        """Return how many more tasks without a slot it wants; None: any number. It runs what is
+        given beyond that, too."""
         return None
 
     def start(self, executions: Sequence[Execution]) -> None: ...
 
     def has(self, task_id: UUID, fence: int) -> bool:
         """Whether it took this execution in and is yet to report it."""
-        ...
 
     def cancel(self, task_id: UUID, fence: int) -> None:
         """Stop this execution if it is still running; it is then reported as cancelled."""
-        ...
 
     def holds_back(self, task_id: UUID, fence: int) -> str | None:
-        """Return what an execution waits for that was started and is not under way yet; None: for
-        nothing."""
+        """Return what an execution that was started still waits for; None: nothing."""
         return None
 
     async def stop(self, grace: float) -> None:
         """Let running executions finish for `grace` seconds, then release the rest."""
-        ...

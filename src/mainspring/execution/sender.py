@@ -12,7 +12,6 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import structlog
 
@@ -33,19 +32,6 @@ Deliver = Callable[[Sequence[TransferReply]], None]
 """Called where the sender runs, with what has ended since the last time."""
 
 
-class Sender(Protocol):
-    """Requests in, replies out."""
-
-    def send(self, requests: Sequence[TransferRequest]) -> None:
-        """Start these; each is answered by exactly one reply."""
-
-    def cancel(self, key: Key) -> None:
-        """Break this request off, if it is still under way; its reply says so."""
-
-    def stop(self) -> None:
-        """Break everything off."""
-
-
 class ThreadSender:
     """Starts with the first request and ends with `stop`. All methods are safe on any thread."""
 
@@ -60,6 +46,7 @@ class ThreadSender:
         os.set_blocking(self._wake_in, False)
 
     def send(self, requests: Sequence[TransferRequest]) -> None:
+        """Start these; each is answered by exactly one reply."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sender", daemon=True)
             thread.start()
@@ -68,10 +55,12 @@ class ThreadSender:
         self._wake()
 
     def cancel(self, key: Key) -> None:
+        """Cancel this request, if it is still under way; its reply says so."""
         self._inbox.append(key)
         self._wake()
 
     def stop(self) -> None:
+        """Cancel all requests."""
         self._stopping = True
         if self._thread is not None:
             self._wake()
@@ -141,18 +130,18 @@ class LoopSender:
     def stop(self) -> None:
         self._schedule(None)
         if self._inbox or self._transfers is not None:
-            transfers = self._begun()
+            transfers = self._opened()
             self._take_in(transfers, len(self._inbox))
             self._end(transfers)
 
-    def _begun(self) -> Transfers:
+    def _opened(self) -> Transfers:
         if self._transfers is None:
             self._transfers = Transfers(self._settings)
             asyncio.get_running_loop().add_reader(self._transfers.fileno(), self._drive)
         return self._transfers
 
     def _drive(self) -> None:
-        transfers = self._begun()
+        transfers = self._opened()
         try:
             self._take_in(transfers, _AT_ONCE)
             transfers.work(_AT_ONCE)
@@ -187,6 +176,9 @@ class LoopSender:
         asyncio.get_running_loop().remove_reader(transfers.fileno())
         if replies := transfers.close():
             self._deliver(replies)
+
+
+Sender = ThreadSender | LoopSender
 
 
 def _log_failure(problem: Exception) -> None:

@@ -18,7 +18,8 @@ from mainspring.domain.webhook import KeyKind, SigningKey
 _PREFIXES: dict[KeyKind, str] = {"hmac": "whsec_", "ed25519": "whsk_"}
 _PUBLIC = "whpk_"
 _HMAC_SIZES = range(24, 65)
-_SEED_SIZE = 32
+SECRET_SIZE = 32
+"""Number of bytes of a new secret, and of any for ed25519."""
 _BLOCK = 64
 
 # Base64 has one way to write given bytes: what is left of the last character's bits is zero.
@@ -53,16 +54,10 @@ def format_secret(key: SigningKey) -> str:
 
 
 def public_key(key: SigningKey) -> str | None:
-    """Return what a receiver needs to verify an ed25519 signature; an HMAC secret has no public
-    half."""
+    """Return what a receiver needs to verify ed25519 signatures; None for an HMAC secret."""
     if key.kind == "hmac":
         return None
     return _PUBLIC + b64encode(_private(key.secret).public_key().public_bytes_raw()).decode()
-
-
-def secret_size(kind: KeyKind) -> int:
-    """Return how many random bytes a new secret of this kind has."""
-    return 32 if kind == "hmac" else _SEED_SIZE
 
 
 def _sign(key: SigningKey, signed: bytes) -> str:
@@ -105,6 +100,6 @@ def _decoded(text: str) -> bytes:
 def _checked(kind: KeyKind, secret: bytes) -> SigningKey:
     if kind == "hmac" and len(secret) not in _HMAC_SIZES:
         raise ValueError("must hold 24 to 64 bytes")
-    if kind == "ed25519" and len(secret) != _SEED_SIZE:
+    if kind == "ed25519" and len(secret) != SECRET_SIZE:
         raise ValueError("must hold 32 bytes")
     return SigningKey(kind, secret)

@@ -9,6 +9,7 @@ guard refuses, neither at connect nor on a kept connection.
 import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,8 @@ _BUFFER = 16 * 1024
 """libcurl's own is 64 KiB for what is sent, and thousands of requests may be under way."""
 _LARGEST_POOLED_BODY = 64 * 1024
 _KINDS = {"GET": pycurl.HTTPGET, "HEAD": pycurl.NOBODY}
+# pycurl has no names for CURLE_WEIRD_SERVER_REPLY and CURLE_TOO_LARGE.
+_BAD_ANSWERS = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_URL_MALFORMAT, 8, 100)
 _EPOLL_IN, _EPOLL_OUT = 1, 4
 _IN_ERROR = ~(_EPOLL_IN | _EPOLL_OUT)
 
@@ -51,9 +54,9 @@ class TransferReply(NamedTuple):
     """The result of a request: a status and an answer, or a trouble and a sentence about it."""
 
     key: Key
-    status: int
-    headers: list[bytes]
-    body: bytes
+    status: int = 0
+    headers: Sequence[bytes] = ()
+    body: bytes = b""
     truncated: bool = False
     trouble: Trouble | None = None
     message: str = ""
@@ -103,7 +106,7 @@ class Transfers:
 
     def rest(self) -> float | None:
         """Return the seconds until libcurl has something to do even if nothing arrives."""
-        # Asked for, not told: each callback would have to wait for the interpreter.
+        # Polled: a callback of libcurl would have to wait for the interpreter each time.
         milliseconds = self._multi.timeout()
         return None if milliseconds < 0 else milliseconds / 1000
 
@@ -126,13 +129,15 @@ class Transfers:
         return woken
 
     def add(self, request: TransferRequest) -> None:
-        slot = self._slot(request)
+        kind = _kind(request.method)
+        idle = self._idle.get(kind)
+        slot = idle.pop() if idle and request.tls is None else _Slot(self._settings, kind)
         try:
             slot.prepare(request)
             self._multi.add_handle(slot.curl)
         except (pycurl.error, ValueError, TypeError, UnicodeError) as problem:
             text = f"the request cannot be sent: {type(problem).__name__}"
-            self._ended.append(TransferReply(request.key, 0, [], b"", False, "bad-answer", text))
+            self._ended.append(TransferReply(request.key, trouble="bad-answer", message=text))
             return
         self._active[request.key] = slot
 
@@ -141,7 +146,7 @@ class Transfers:
         if slot is not None:
             self._multi.remove_handle(slot.curl)
             slot.curl.close()
-            self._ended.append(TransferReply(key, 0, [], b"", False, "cancelled"))
+            self._ended.append(TransferReply(key, trouble="cancelled"))
 
     def collect(self) -> list[TransferReply]:
         """Return what has ended since the last call."""
@@ -176,15 +181,9 @@ class Transfers:
         else:
             slot.curl.close()
 
-    def _slot(self, request: TransferRequest) -> "_Slot":
-        idle = self._idle.get(_kind(request.method))
-        if idle and request.tls is None:
-            return idle.pop()
-        return _Slot(self._settings, _kind(request.method))
-
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         if what == pycurl.POLL_REMOVE:
-            # A kept connection comes back soon: it stays registered, unless it stirs meanwhile.
+            # A kept connection is used again soon: it stays registered until it becomes ready.
             self._resting.add(fd)
             return
         # libcurl's POLL_IN and POLL_OUT are 1 and 2, epoll's are 1 and 4.
@@ -196,28 +195,12 @@ class Transfers:
 class _Slot:
     """A libcurl handle with its callbacks, used for one request after another of one kind."""
 
-    __slots__ = (
-        "_body",
-        "_header_bytes",
-        "_lines",
-        "_max_response",
-        "_method",
-        "_read_limit",
-        "_refusal",
-        "_size",
-        "curl",
-        "request",
-    )
-
     def __init__(self, settings: SenderSettings, kind: str) -> None:
         self._max_response = settings.max_response
         self._read_limit = max(settings.read_limit, settings.max_response)
         self._method = ""
         self.curl: Any = pycurl.Curl()
         self.curl.slot = self
-        self._set_up(settings, kind)
-
-    def _set_up(self, settings: SenderSettings, kind: str) -> None:
         setopt = self.curl.setopt
         setopt(_KINDS.get(kind, pycurl.POST), 1)
         setopt(pycurl.NOSIGNAL, 1)
@@ -259,15 +242,12 @@ class _Slot:
             if request.method != self._method:
                 self._method = request.method
                 setopt(pycurl.CUSTOMREQUEST, request.method)
-        if request.tls is not None:
-            self._identify(request.tls)
-
-    def _identify(self, tls: TlsIdentity) -> None:
-        if tls.ca is not None:
-            self.curl.setopt(pycurl.CAINFO_BLOB, tls.ca)
-        if tls.certificate is not None and tls.key is not None:
-            self.curl.setopt(pycurl.SSLCERT_BLOB, tls.certificate)
-            self.curl.setopt(pycurl.SSLKEY_BLOB, tls.key)
+        tls = request.tls
+        if tls is not None and tls.ca is not None:
+            setopt(pycurl.CAINFO_BLOB, tls.ca)
+        if tls is not None and tls.certificate is not None and tls.key is not None:
+            setopt(pycurl.SSLCERT_BLOB, tls.certificate)
+            setopt(pycurl.SSLKEY_BLOB, tls.key)
 
     def reply(self, code: int, message: str) -> TransferReply:
         key = self.request.key
@@ -277,7 +257,7 @@ class _Slot:
             whole = self._size <= self._max_response
             return TransferReply(key, status, self._lines, bytes(self._body), not whole)
         trouble, text = self._trouble(code, message)
-        return TransferReply(key, 0, [], b"", False, trouble, text)
+        return TransferReply(key, trouble=trouble, message=text)
 
     def _trouble(self, code: int, message: str) -> tuple[Trouble, str]:
         if self._refusal is not None:
@@ -287,7 +267,7 @@ class _Slot:
         text = "".join(c if c.isprintable() else " " for c in message)[:300]
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return "timeout", text or f"no answer within {self.request.timeout:g} s"
-        if code in (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_URL_MALFORMAT, _WEIRD, _TOO_LARGE):
+        if code in _BAD_ANSWERS:
             return "bad-answer", text
         return "connection", text or f"libcurl gave up with code {code}"
 
@@ -318,18 +298,14 @@ class _Slot:
         self._refusal = self.request.egress.refusal(place[0], place[1])
         if self._refusal is not None:
             return pycurl.SOCKET_BAD
-        return _Lent(socket.socket(family, kind, protocol).detach())
+        return _SocketHandle(socket.socket(family, kind, protocol).detach())
 
     def _before_request(self, address: str, _local: str, port: int, _local_port: int) -> int:
         self._refusal = self.request.egress.refusal(address, port)
         return int(pycurl.PREREQFUNC_OK if self._refusal is None else pycurl.PREREQFUNC_ABORT)
 
 
-_WEIRD = 8  # CURLE_WEIRD_SERVER_REPLY
-_TOO_LARGE = 100  # CURLE_TOO_LARGE
-
-
-class _Lent:
+class _SocketHandle:
     """A descriptor that pycurl duplicates: ours is closed as soon as nobody holds this any more."""
 
     __slots__ = ("_fd",)
@@ -367,15 +343,12 @@ class _Poll:
             self._poll.unregister(fd)
 
     def fileno(self) -> int:
-        found: int = self._poll.fileno()
-        return found
+        return int(self._poll.fileno())
 
     def wait(self, seconds: float | None, most: int = -1) -> list[tuple[int, int]]:
         if self._epoll:
-            ready: list[tuple[int, int]] = self._poll.poll(seconds, most)
-        else:
-            ready = self._poll.poll(None if seconds is None else seconds * 1000)
-        return ready
+            return list(self._poll.poll(seconds, most))
+        return list(self._poll.poll(None if seconds is None else seconds * 1000))
 
     def close(self) -> None:
         if self._epoll:

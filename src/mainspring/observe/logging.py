@@ -12,12 +12,6 @@ from typing import Any, TextIO, cast
 
 import structlog
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 # Everything a reader of logs may take for the end of a line, or a terminal for a command.
 _ESCAPES = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code != ord("\t")
@@ -27,8 +21,11 @@ _ESCAPES = {
 def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> None:
     """Call once at the start of the process. `format` is `console` (for people) or `json`."""
     out = stream or sys.stderr
-    # It tells of each lost connection by a traceback; that the database is gone, we say ourselves.
+    # It logs a traceback for each lost connection; a lost database is logged by us.
     logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
+    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    if format == "json":
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -38,17 +35,18 @@ def set_up_logging(level: str, format: str, stream: TextIO | None = None) -> Non
             structlog.processors.format_exc_info,
             name_action,
             escape_lines,
-            _renderer(format, colours=out.isatty()),
+            renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(out))),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(out))),
         cache_logger_on_first_use=False,
     )
 
 
-class _Unfailing:
-    """A stream that drops what it cannot write: a full disk, or a reader that went away, must not
-    end the work that somebody wanted to read about."""
+class _LossyStream:
+    """A stream that drops what it cannot write: a full disk, or a closed pipe, must end no work."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -82,9 +80,3 @@ def escape_lines(
         elif not isinstance(value, (bool, int, float, type(None))):
             event[key] = str(value).translate(_ESCAPES)
     return event
-
-
-def _renderer(format: str, *, colours: bool) -> structlog.typing.Processor:
-    if format == "json":
-        return structlog.processors.JSONRenderer(ensure_ascii=True)
-    return structlog.dev.ConsoleRenderer(colors=colours)

@@ -1,4 +1,4 @@
-"""Metrics of a node, in Prometheus' terms. Built once and passed to whoever counts."""
+"""Metrics of a node for Prometheus, built once and passed to all parts that count."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -14,8 +14,7 @@ _SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 
 class Distribution(Collector):
-    """A histogram for what happens thousands of times a second, on one thread: the library's own
-    takes locks, and ten times as long."""
+    """A histogram for one thread: the library's own takes locks, and ten times as long."""
 
     def __init__(
         self, name: str, help: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ()
@@ -33,7 +32,7 @@ class Distribution(Collector):
         self._sum += value
 
     def labels(self, *values: str) -> "Distribution":
-        """The part of it with these labels."""
+        """Return the histogram with these labels."""
         part = self._parts.get(values)
         if part is None:
             part = Distribution(self._name, self._documentation, self._bounds)
@@ -73,11 +72,9 @@ class Metrics:
         self.http_requests = self._counter(
             "http_requests", "Requests answered", "route", "method", "status"
         )
-        self.http_seconds = Distribution(
-            "mainspring_http_request_seconds", "Time to answer a request", _SECONDS, ("route",)
+        self.http_seconds = self._histogram(
+            "http_request_seconds", "Time to answer a request", _SECONDS, "route"
         )
-        self.registry.register(self.http_seconds)
-
         self.connections_refused = self._counter(
             "connections_refused", "Connections refused before a request was served", "reason"
         )
@@ -183,7 +180,9 @@ class Metrics:
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(f"mainspring_{name}", help, registry=self.registry)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Distribution:
-        made = Distribution(f"mainspring_{name}", help, buckets)
+    def _histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
+    ) -> Distribution:
+        made = Distribution(f"mainspring_{name}", help, buckets, labels)
         self.registry.register(made)
         return made

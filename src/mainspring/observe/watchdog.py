@@ -1,4 +1,4 @@
-"""A watchdog for the event loop: a loop that stands still serves nobody, and heeds no signal.
+"""A watchdog for the event loop: while it is blocked, no request and no signal is handled.
 
 It is a thread that counts its own ticks. When the process is stopped, or the machine sleeps, the
 watchdog is stopped as well, and such a time does not count. Code that holds the interpreter's lock
@@ -29,7 +29,7 @@ stall after the other makes it fail again and again."""
 
 _LONGEST_TICK = 0.5
 _TICKS = 10
-_LAST_WORDS = 2.0
+_LOG_TIMEOUT = 2.0
 _MOST_FRAMES = 40
 
 
@@ -98,22 +98,16 @@ class LoopWatchdog:
             self._metrics.loop_stalls.inc()
         frames = self._frames()
         message = "the event loop stands still" + (": this process ends" if self._exits else "")
-        _tell(
-            lambda: log.error(
-                message, action="loop.stalled", seconds=round(still, 1), frames=frames
-            )
-        )
+        seconds = round(still, 1)
+        _log_aside(log.error, message, action="loop.stalled", seconds=seconds, frames=frames)
         if self._exits:
             os._exit(EXIT_STALLED)
 
     def _recovered(self, still: float) -> None:
         self._note(still)
         self._until = monotonic()
-        _tell(
-            lambda: log.warning(
-                "the event loop goes on", action="loop.recovered", seconds=round(still, 1)
-            )
-        )
+        seconds = round(still, 1)
+        _log_aside(log.warning, "the event loop goes on", action="loop.recovered", seconds=seconds)
 
     def _note(self, still: float) -> None:
         self._last = still
@@ -121,15 +115,14 @@ class LoopWatchdog:
         self._metrics.longest_stall.set(self._longest)
 
     def _frames(self) -> str:
-        """Return where the loop's thread is, the innermost call first, without values: those may
-        be secrets."""
+        """Return the stack of the loop's thread, innermost first, without values (secrets)."""
         frame = sys._current_frames().get(self._watched)
         calls = [] if frame is None else traceback.extract_stack(frame)[-_MOST_FRAMES:]
         return " < ".join(f"{c.name} ({c.filename}:{c.lineno})" for c in reversed(calls))
 
 
-def _tell(say: Callable[[], Any]) -> None:
-    """Log, but do not wait for it: a log that nobody reads may be what the loop waits for."""
-    telling = threading.Thread(target=say, daemon=True)
+def _log_aside(say: Callable[..., Any], message: str, **fields: object) -> None:
+    """Log, and wait for it only briefly: a log that nobody reads may be what blocks the loop."""
+    telling = threading.Thread(target=say, args=(message,), kwargs=fields, daemon=True)
     telling.start()
-    telling.join(_LAST_WORDS)
+    telling.join(_LOG_TIMEOUT)

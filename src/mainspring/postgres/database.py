@@ -1,4 +1,4 @@
-"""The way to PostgreSQL: pools, JSON, and which failures mean "ask again"."""
+"""Connections to PostgreSQL: pools, JSON, and which errors allow a retry."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -53,17 +53,16 @@ REFUSED = (
     asyncpg.ProgramLimitExceededError,
     ValueError,
 )
-"""The database, or the encoding on the way to it, does not take the values: asking again is of no
-use. Only what values can cause is here: with the same error for a lost disk or a missing right,
-outcomes would be given up that can be written as soon as somebody has looked after the database."""
+"""The database, or the encoding for it, does not accept the values: a retry is of no use. Only what
+values can cause is here: after an error like a full disk or a missing right, outcomes can still be
+written as soon as an operator has corrected it."""
 CLASHES = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _CLASH_RETRIES = 5
-_CLOSING = 5.0
+_CLOSE_TIMEOUT = 5.0
 # Every statement of ours looks rows up by key or walks an index. A plan made while a table was
-# small would scan it, and go on scanning when it has grown: so no scans, look-ups are declared
-# cheap (else a handful of look-ups seems dearer than reading a small index whole), and no planning
-# per call.
+# small would scan it, also when it has grown: so scans are off, look-ups are declared cheap (else
+# reading a whole small index seems cheaper than a few look-ups), and no call is planned anew.
 _PLANNER = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -128,8 +127,8 @@ class Database:
     async def fetch(
         self, sql: str, *args: object, time_limit: float | None = None
     ) -> Sequence[asyncpg.Record]:
-        """Run one statement. A statement is a transaction of its own. It is given up after
-        `time_limit` seconds, or after the statement timeout."""
+        """Run one statement, in a transaction of its own, for at most `time_limit` seconds, or the
+        statement timeout."""
 
         async def run(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
             rows: Sequence[asyncpg.Record]
@@ -154,15 +153,14 @@ class Database:
         return None if row is None else row[0]
 
     async def run_alone(self, sql: str, time_limit: float) -> None:
-        """Run a statement that takes long, and may be part of no transaction, on a connection of
-        its own: nobody waits for one of the pool's meanwhile."""
+        """Run a long statement that allows no transaction, on a connection outside the pool."""
         connection = await connect(replace(self._options, statement_timeout=time_limit))
         try:
             await connection.execute(sql)
         except CONNECTION_LOST as error:
             raise StoreUnavailable(f"the database was lost: {error!r}") from error
         finally:
-            await connection.close(timeout=_CLOSING)
+            await connection.close(timeout=_CLOSE_TIMEOUT)
 
     async def transact(self, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         """Run several statements as one transaction; `work` may be called again after a clash."""
@@ -195,8 +193,7 @@ class Database:
             except CONNECTION_LOST as error:
                 raise StoreUnavailable(f"the database was lost: {error!r}") from error
             except asyncpg.PostgresError as error:
-                # An operator has to see to it, or we have made a mistake: whoever asks again must
-                # not be the only one to know.
+                # An operator must act, or it is a bug: the caller, who only retries, is not enough.
                 log.error("the database failed", action="database.failed", exc_info=error)
                 raise StoreUnavailable(f"the database failed: {error!r}") from error
         raise AssertionError("unreachable")
@@ -224,8 +221,8 @@ class Store:
 def transaction(
     method: Callable[Concatenate[Owner, asyncpg.Connection, P], Awaitable[T]],
 ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
-    """Run a method as one transaction: it is given the connection, and may be run again after a
-    clash. What it raises undoes everything."""
+    """Run a method as one transaction: it gets the connection, and may run again after a deadlock.
+    An exception rolls everything back."""
 
     @wraps(method)
     async def run(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -235,8 +232,8 @@ def transaction(
 
 
 def sparse(column: list[T]) -> list[T]:
-    """A column for unnest(), which fills up a shorter array with NULLs: an empty one is the
-    cheapest way to say NULL everywhere."""
+    """Return a column for unnest(), which fills a shorter array up with NULLs: of a column without
+    values, the empty array."""
     if column and column[0] is not None:
         return column
     return column if column.count(cast(T, None)) < len(column) else []
@@ -253,7 +250,7 @@ def _getters(fields: tuple[str, ...]) -> list[tuple[str, Callable[[object], Any]
 
 
 async def connect(options: DatabaseOptions) -> asyncpg.Connection:
-    """A connection outside the pool, for a caller that must never wait for others."""
+    """Return a connection outside the pool, for a caller that must never wait for others."""
     try:
         connection: asyncpg.Connection = await asyncpg.connect(**_arguments(options))
     except CONNECTION_LOST as error:
@@ -272,19 +269,14 @@ def _arguments(options: DatabaseOptions) -> dict[str, Any]:
     }
     if options.prepared:
         # A pooler would refuse these; all works without them, only with plans that can go wrong.
-        arguments["server_settings"] |= _PLANNER | _limits(options)
+        arguments["server_settings"] |= _PLANNER | {
+            # A client that is frozen cannot give up in time, and its locks would last as long.
+            "statement_timeout": _milliseconds(options.statement_timeout),
+            _IDLE: _milliseconds(options.idle_timeout),
+        }
     if options.tls is not None:
         arguments["ssl"] = options.tls
     return arguments
-
-
-def _limits(options: DatabaseOptions) -> dict[str, str]:
-    """What the server ends by itself: a client that is frozen cannot give up in time, and its locks
-    would last as long as it stands still."""
-    return {
-        "statement_timeout": _milliseconds(options.statement_timeout),
-        _IDLE: _milliseconds(options.idle_timeout),
-    }
 
 
 def _milliseconds(seconds: float) -> str:
@@ -302,4 +294,4 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
 
 
 async def _keep_as_is(_connection: asyncpg.Connection) -> None:
-    """We leave no session state behind, so the pool need not spend a round trip on resetting it."""
+    """Skip the reset of a connection, a round trip: no session state is left behind."""

@@ -18,47 +18,54 @@ class Finding(NamedTuple):
     detail: str
 
 
-class _Advice(NamedTuple):
-    """A setting, what it should be, and why."""
-
-    name: str
-    good: Callable[[str], bool]
-    advice: str
-
-
-_SETTINGS = (
-    _Advice("fsync", lambda v: v == "on", "must be on: else an acknowledged task can be lost"),
-    _Advice(
+# Settings, which values are good, and what to do about others.
+_SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+    ("fsync", lambda v: v == "on", "must be on: else an acknowledged task can be lost"),
+    (
         "synchronous_commit",
         lambda v: v != "off",
         "must not be off: an acknowledged task could be lost in a crash",
     ),
-    _Advice(
-        "full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"
-    ),
-    _Advice("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
-    _Advice(
+    ("full_page_writes", lambda v: v == "on", "must be on unless storage writes pages atomically"),
+    ("autovacuum", lambda v: v == "on", "must be on: the hot table changes all the time"),
+    (
         "autovacuum_naptime",
         lambda v: int(v) <= 5,
         "set it to 2s: with the default of 60s the hot table grows and the rate falls by a third",
     ),
-    _Advice("jit", lambda v: v == "off", "set it to off: our statements are short"),
-    _Advice(
+    ("jit", lambda v: v == "off", "set it to off: our statements are short"),
+    (
         "max_wal_size",
         lambda v: int(v) >= 2048,
         "set it to 2GB at least, better 4GB: checkpoints cost",
     ),
-    _Advice(
+    (
         "shared_buffers",
         lambda v: int(v) >= 16384,
         "set it to 128MB at least, better 256MB: hot rows must fit",
     ),
-    _Advice(
-        "max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"
-    ),
+    ("max_connections", lambda v: int(v) >= 50, "a node uses about 16 connections: allow for all"),
 )
 _OLD_TRANSACTION = 60.0
 _SLOW_ANSWER = 0.02
+_VACUUM_BLOCKERS = """
+(SELECT format('process %s has one open for %s s: consider'
+     ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
+     pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
+ FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+   AND xact_start <= clock_timestamp() - $1 * interval '1 second'
+ ORDER BY xact_start LIMIT 1)
+UNION ALL
+(SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
+     gid, extract(epoch FROM clock_timestamp() - prepared)::integer)
+ FROM pg_prepared_xacts WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
+ ORDER BY prepared LIMIT 1)
+UNION ALL
+(SELECT format('the replication slot %L is held for nobody: let its reader come back,'
+     ' or pg_drop_replication_slot(%L)', slot_name, slot_name)
+ FROM pg_replication_slots WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
+ ORDER BY slot_name LIMIT 1)
+"""
 
 
 async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
@@ -69,7 +76,7 @@ async def examine(options: DatabaseOptions, *, pooler: bool) -> list[Finding]:
             await _version(connection),
             await _schema(connection),
             await _time_zones(connection),
-            *[await _setting(connection, advice) for advice in _SETTINGS],
+            *[await _setting(connection, *advice) for advice in _SETTINGS],
             await _old_transactions(connection),
             await _clock(connection),
             await _pooler(connection, pooler=pooler),
@@ -110,55 +117,25 @@ async def _time_zones(connection: asyncpg.Connection) -> Finding:
     return Finding("time zones", True, f"tz database {ours}")
 
 
-async def _setting(connection: asyncpg.Connection, advice: _Advice) -> Finding:
+async def _setting(
+    connection: asyncpg.Connection, name: str, good: Callable[[str], bool], advice: str
+) -> Finding:
     row = await connection.fetchrow(
         "SELECT setting, unit, current_setting(name) AS shown FROM pg_settings WHERE name = $1",
-        advice.name,
+        name,
     )
-    assert row is not None, f"PostgreSQL has no setting {advice.name}"
-    ok = advice.good(row["setting"])
-    return Finding(advice.name, ok, row["shown"] if ok else f"{row['shown']}: {advice.advice}")
+    assert row is not None, f"PostgreSQL has no setting {name}"
+    ok = good(row["setting"])
+    return Finding(name, ok, row["shown"] if ok else f"{row['shown']}: {advice}")
 
 
 async def _old_transactions(connection: asyncpg.Connection) -> Finding:
-    """Whatever keeps vacuum from removing dead rows, with what to do about it."""
-    lasting = [
-        *await _described(
-            connection,
-            """SELECT format('process %s has one open for %s s: consider'
-                   ' idle_in_transaction_session_timeout, or pg_terminate_backend(%s)',
-                   pid, extract(epoch FROM clock_timestamp() - xact_start)::integer, pid) AS told
-               FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
-                 AND xact_start <= clock_timestamp() - $1 * interval '1 second'
-               ORDER BY xact_start LIMIT 1""",
-            _OLD_TRANSACTION,
-        ),
-        *await _described(
-            connection,
-            """SELECT format('%L was prepared %s s ago: COMMIT PREPARED or ROLLBACK PREPARED',
-                   gid, extract(epoch FROM clock_timestamp() - prepared)::integer) AS told
-               FROM pg_prepared_xacts
-               WHERE prepared <= clock_timestamp() - $1 * interval '1 second'
-               ORDER BY prepared LIMIT 1""",
-            _OLD_TRANSACTION,
-        ),
-        *await _described(
-            connection,
-            """SELECT format('the replication slot %L is held for nobody: let its reader come back,'
-                   ' or pg_drop_replication_slot(%L)', slot_name, slot_name) AS told
-               FROM pg_replication_slots
-               WHERE NOT active AND coalesce(xmin, catalog_xmin) IS NOT NULL
-               ORDER BY slot_name LIMIT 1""",
-        ),
-    ]
+    """Look for what keeps vacuum from removing dead rows; say what to do about it."""
+    lasting = [row["told"] for row in await connection.fetch(_VACUUM_BLOCKERS, _OLD_TRANSACTION)]
     if not lasting:
         return Finding("long transactions", True, "none")
     detail = f"dead rows pile up until they end; {'; '.join(lasting)}"
     return Finding("long transactions", False, detail)
-
-
-async def _described(connection: asyncpg.Connection, sql: str, *args: object) -> list[str]:
-    return [row["told"] for row in await connection.fetch(sql, *args)]
 
 
 async def _clock(connection: asyncpg.Connection) -> Finding:

@@ -20,7 +20,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -51,30 +51,28 @@ SECONDS_TO_CLEAR = 10
 
 StopMode = Literal["fast", "immediate"]
 
-DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        # An acknowledged task is never lost, on a laptop as little as anywhere else.
-        "fsync": "on",
-        "synchronous_commit": "on",
-        # Unfinished work fits; the rest of a laptop's memory belongs to its owner.
-        "shared_buffers": "256MB",
-        "max_connections": "100",
-        # Checkpoints write every page anew to the log: fewer of them, less of that.
-        "max_wal_size": "4GB",
-        "checkpoint_timeout": "15min",
-        # Our statements are short: compiling one costs more than running it.
-        "jit": "off",
-        # The hot table is rewritten all the time: vacuum it early and without pauses.
-        "autovacuum_naptime": "2s",
-        "autovacuum_vacuum_cost_delay": "0",
-        # Times are stored, compared and logged in one zone.
-        "timezone": "UTC",
-        "log_timezone": "UTC",
-        # The log is for what went wrong; it is not rotated while the server runs.
-        "log_checkpoints": "off",
-        "log_line_prefix": "%m [%p] ",
-    }
-)
+DEFAULT_SETTINGS = {
+    # An acknowledged task is never lost, on a laptop as little as anywhere else.
+    "fsync": "on",
+    "synchronous_commit": "on",
+    # Unfinished work fits; the rest of a laptop's memory belongs to its owner.
+    "shared_buffers": "256MB",
+    "max_connections": "100",
+    # Checkpoints write every page anew to the log: fewer of them, less of that.
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    # Our statements are short: compiling one costs more than running it.
+    "jit": "off",
+    # The hot table is rewritten all the time: vacuum it early and without pauses.
+    "autovacuum_naptime": "2s",
+    "autovacuum_vacuum_cost_delay": "0",
+    # Times are stored, compared and logged in one zone.
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # The log is for what went wrong; it is not rotated while the server runs.
+    "log_checkpoints": "off",
+    "log_line_prefix": "%m [%p] ",
+}
 
 
 class EmbeddedServer:
@@ -106,7 +104,7 @@ class EmbeddedServer:
         if self._lock:
             raise ServerError(f"The PostgreSQL in {self._data} was already started.")
         try:
-            with self._explaining():
+            with self._as_server_errors():
                 self._take_directory()
                 self._open_directories()
                 if not self._cluster.exists():
@@ -139,12 +137,12 @@ class EmbeddedServer:
         self._child.stop(mode)
         for stale in self._run.resolve().glob(".s.PGSQL.*"):
             stale.unlink()  # the process id noted there may be another's by now
-        with self._explaining():
+        with self._as_server_errors():
             self._launch()
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """What the file system refuses is told as any other reason not to start."""
+    def _as_server_errors(self) -> Iterator[None]:
+        """Raise ServerError for what the file system refuses."""
         try:
             yield
         except OSError as problem:
@@ -166,10 +164,10 @@ class EmbeddedServer:
         if self._data.exists() and not self._data.is_dir():
             raise ServerError(f"{self._data} is not a directory: name another for the data.")
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _take(self._data)
+        self._lock = _lock(self._data)
 
     def _open_directories(self) -> None:
-        """Give the server's user what it must own, and a way through to it."""
+        """Let the server's user own its directories, and reach them."""
         owner = self._tools.owner
         if owner == NOBODY:
             self._data.chmod(0o711)
@@ -208,7 +206,7 @@ class EmbeddedServer:
         scratch.rmdir()
 
     def _made_by(self) -> str | None:
-        """The major version that made the cluster, which alone can read it; None: there is none."""
+        """Return the major version of the cluster, which alone can read it; None: no cluster."""
         note = self._cluster / "PG_VERSION"
         return note.read_text().strip() if note.exists() else None
 
@@ -227,7 +225,7 @@ class EmbeddedServer:
             raise ServerError(f"PostgreSQL in {self._data} was not wanted any more.")
 
     def _launch(self) -> None:
-        _clear_leftovers(self._cluster, self._pause)
+        _end_leftovers(self._cluster, self._pause)
         log = self._data / "server.log"
         with suppress(FileNotFoundError):
             log.replace(self._data / "server.log.1")
@@ -321,7 +319,7 @@ class _Child:
 
 
 def _status(cluster: Path) -> tuple[int, str] | None:
-    """The process id and the state that the server notes in its own pid file."""
+    """Return the process id and the state in the server's pid file."""
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
         return int(lines[0]), lines[7].strip()
@@ -336,8 +334,8 @@ def _tail(log: Path) -> str:
 # --- what a killed owner leaves behind ----------------------------------------------------------
 
 
-def _take(data: Path) -> IO[str]:
-    """Hold the directory for this process; the kernel lets go of it however we end."""
+def _lock(data: Path) -> IO[str]:
+    """Lock the directory for this process; the kernel unlocks it however we end."""
     lock = (data / "mainspring.lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -352,14 +350,16 @@ def _take(data: Path) -> IO[str]:
     return lock
 
 
-def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
+def _end_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
     """End what still runs on this cluster: we hold its lock, so it has no owner any more.
 
-    Interrupted, a server shuts down and an orphaned backend drops its statement and then notices
-    that it is alone. What does not listen is made to quit.
+    After SIGINT a server shuts down, and an orphaned backend cancels its statement and then ends.
+    What still runs gets SIGQUIT.
     """
     for number, seconds in ((signal.SIGINT, SECONDS_TO_CLEAR), (signal.SIGQUIT, SECONDS_TO_QUIT)):
-        _signal_all(_leftovers(cluster), number)
+        for pid in _leftovers(cluster):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         for _ in range(int(seconds / TICK)):
             if not _leftovers(cluster):
                 # Its process is gone, but its number may be another's by now, or a zombie's:
@@ -371,7 +371,7 @@ def _clear_leftovers(cluster: Path, pause: Callable[[], None]) -> None:
 
 
 def _leftovers(cluster: Path) -> list[int]:
-    """The PostgreSQL processes that work in this cluster: they all make it their directory."""
+    """Return the PostgreSQL processes on this cluster, which is their working directory."""
     if not Path("/proc/self/cwd").exists():
         return _noted_leftover(cluster)
     return [
@@ -392,8 +392,8 @@ def _works_in(process: Path, cluster: Path) -> bool:
 
 
 def _noted_leftover(cluster: Path) -> list[int]:
-    """Without /proc there is the pid file's word, and what that process was started with: the
-    number in a stale file may be anybody's by now."""
+    """Return the process in the pid file, for systems without /proc, if its command line names this
+    cluster: the number in an old file may be another's by now."""
     status = _status(cluster)
     if not status:
         return []
@@ -405,23 +405,17 @@ def _noted_leftover(cluster: Path) -> list[int]:
     return [status[0]] if os.fsencode(f" -D {cluster} ") in answer.stdout else []
 
 
-def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def _can_hold_socket(run: Path) -> bool:
-    """Whether a socket in this directory can be named to the kernel and in a URL, where a comma
-    parts hosts, and to PostgreSQL, for which a quote ends the name."""
+    """Whether a socket in this directory can be named: its path is short enough for the kernel, and
+    has no comma (which separates hosts in a URL) or quote (which ends a name in PostgreSQL)."""
     socket = str(run / f".s.PGSQL.{PORT}")
     short = len(os.fsencode(socket)) <= LONGEST_SOCKET
     return short and socket.isprintable() and not {",", '"'} & set(socket)
 
 
 def _remove_run(run: Path) -> None:
-    """Remove the socket's directory. Where it is a link, what it leads to lay in /tmp, and may have
-    gone: whoever made that name anew since must not choose what we delete."""
+    """Remove the socket's directory. A link leads to /tmp, where another user may have made the
+    name anew since: only a directory of ours is deleted."""
     there = run.readlink() if run.is_symlink() else run
     if _is_our_directory(there):
         shutil.rmtree(there, ignore_errors=True)
@@ -430,8 +424,7 @@ def _remove_run(run: Path) -> None:
 
 
 def _is_our_directory(path: Path) -> bool:
-    """Whether this is a directory, and no link to one, of ours or of the user that runs our
-    servers."""
+    """Whether this is a directory, and no link, of ours or of the user that runs our servers."""
     try:
         found = path.lstat()
     except OSError:

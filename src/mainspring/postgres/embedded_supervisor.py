@@ -1,4 +1,4 @@
-"""The private PostgreSQL in the hands of an event loop: started, kept running, stopped."""
+"""Supervision of the private PostgreSQL from an event loop: start, restart, stop."""
 
 import asyncio
 from collections import deque
@@ -35,14 +35,12 @@ class EmbeddedSupervisor:
         self._server = server
 
     async def start(self) -> str:
-        """Start it and return its URL; whoever cancels this does not wait for a long recovery."""
+        """Start it and return its URL; a cancel does not wait for a long recovery."""
         return await self._in_thread(self._server.start)
 
     async def keep(self, look_every: float = _LOOK_EVERY) -> NoReturn:
-        """Start it again whenever it ended, under the same URL; raises when that is of no use.
-
-        It may be killed when memory is short, or by an operator. Whoever uses it connects again.
-        """
+        """Start it again, under the same URL, whenever it ended: it may be killed when memory is
+        short, or by an operator. Raises if it ends too often."""
         now = asyncio.get_running_loop().time
         restarts: deque[float] = deque(maxlen=_MOST_RESTARTS)
         while True:
@@ -62,7 +60,7 @@ class EmbeddedSupervisor:
         await asyncio.to_thread(self._server.stop)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """A thread cannot be cancelled: it is told to give up, and waited for."""
+        """Run in a thread, which cannot be cancelled: it is told to give up, and waited for."""
         doing = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             return await asyncio.shield(doing)

@@ -5,7 +5,7 @@ kept and compared.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,7 +23,7 @@ _LONGEST_WAIT = "1s"
 _PAUSE = 1.0
 
 # A schema by the name of our role, which one of the steps makes, would draw all later tables.
-_STAY = """
+_KEEP_SCHEMA = """
 SELECT set_config('search_path', quote_ident(coalesce(
     (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE c.oid = to_regclass('schema_migrations')), current_schema())), true)
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS schema_migrations (
 )
 """
 # A guess, but a good one: locks are held until a transaction ends.
-_OLDEST_USER = """
+_OLDEST_TRANSACTION = """
 SELECT format('%s (process %s), whose transaction is open for %s s',
     coalesce(nullif(application_name, ''), 'a program without a name'), pid,
     round(extract(epoch FROM clock_timestamp() - xact_start)))
@@ -61,7 +61,7 @@ class Migration:
 
 
 def available() -> list[Migration]:
-    """The steps this version of Mainspring knows, oldest first."""
+    """Return the steps this version of Mainspring knows, oldest first."""
     found = []
     for file in resources.files("mainspring.store").joinpath("migrations").iterdir():
         if file.name.endswith(".sql"):
@@ -79,10 +79,10 @@ async def migrate(
 ) -> list[Migration]:
     """Bring the database to this version's schema; return the steps that were applied.
 
-    While somebody else uses the tables, `tell` is called with what it waits for, `timeout` seconds
-    at most.
+    While somebody else uses the tables it waits, for `timeout` seconds at most, and passes what it
+    waits for to `tell`.
     """
-    with _explained("migrating"):
+    with _as_migration_errors("migrating"):
         connection = await connect(
             DatabaseOptions(url, statement_timeout=3600, prepared=False, tls=tls)
         )
@@ -99,20 +99,20 @@ async def migrate(
 
 
 async def pending(url: str, tls: SSLContext | None = None) -> list[Migration]:
-    """The steps that `migrate` would apply."""
-    with _explained("reading its schema"):
+    """Return the steps that `migrate` would apply."""
+    with _as_migration_errors("reading its schema"):
         connection = await connect(DatabaseOptions(url, prepared=False, tls=tls))
         try:
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 return available()
-            return _missing(await _done(connection))
+            return await _missing(connection)
         finally:
             await connection.close()
 
 
 @contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    """Whoever migrates is told in a sentence what the database has to say."""
+def _as_migration_errors(doing: str) -> Iterator[None]:
+    """Turn errors of the database into MigrationError."""
     try:
         yield
     except CONNECTION_LOST as error:
@@ -124,8 +124,8 @@ def _explained(doing: str) -> Iterator[None]:
 async def _apply_when_free(
     connection: asyncpg.Connection, tell: Callable[[str], None], timeout: float
 ) -> list[Migration]:
-    """Who waits for a table makes all others wait who come later: so never for long, and again and
-    again, until nobody else uses it."""
+    """Apply them once nobody else uses the tables. Whoever waits for a lock blocks all who come
+    later, so each attempt waits for a second only."""
     now = asyncio.get_running_loop().time
     deadline = now() + timeout
     while True:
@@ -133,11 +133,11 @@ async def _apply_when_free(
             async with connection.transaction():
                 await connection.execute(f"SET LOCAL lock_timeout = '{_LONGEST_WAIT}'")
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
-                await connection.execute(_STAY)
+                await connection.execute(_KEEP_SCHEMA)
                 await connection.execute(_LEDGER)
                 return await _apply_missing(connection)
         except asyncpg.LockNotAvailableError:
-            user = await connection.fetchval(_OLDEST_USER) or "another transaction"
+            user = await connection.fetchval(_OLDEST_TRANSACTION) or "another transaction"
         if now() >= deadline:
             raise MigrationError(
                 f"the tables were in use for {timeout:g} s, and nothing was changed: by {user}; "
@@ -148,7 +148,7 @@ async def _apply_when_free(
 
 
 async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:
-    missing = _missing(await _done(connection))
+    missing = await _missing(connection)
     for migration in missing:
         await connection.execute(migration.sql)
         await connection.execute(
@@ -160,16 +160,11 @@ async def _apply_missing(connection: asyncpg.Connection) -> list[Migration]:
     return missing
 
 
-async def _done(connection: asyncpg.Connection) -> Sequence[asyncpg.Record]:
-    rows: Sequence[asyncpg.Record] = await connection.fetch(
-        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
-    )
-    return rows
-
-
-def _missing(done: Sequence[asyncpg.Record]) -> list[Migration]:
+async def _missing(connection: asyncpg.Connection) -> list[Migration]:
     known = {migration.version: migration for migration in available()}
-    for row in done:
+    for row in await connection.fetch(
+        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
+    ):
         migration = known.pop(row["version"], None)
         if migration is None:
             # Expand and contract: an older node keeps working beside a newer schema.

@@ -109,11 +109,11 @@ class Statement:
         return value
 
     async def run(self, on: Queryable, /, **values: Any) -> None:
-        """Run it for what it changes."""
+        """Run it, without a result."""
         await on.fetch(*self(**values))
 
     def filled(self, **fragments: str) -> "Statement":
-        """Return the statement with SQL in place of what it has in braces."""
+        """Return the statement with fragments of SQL in place of the names in braces."""
         text = self.text
         for name, fragment in fragments.items():
             text = text.replace(f"{{{name}}}", fragment)

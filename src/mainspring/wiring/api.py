@@ -1,4 +1,4 @@
-"""The API of a node: what answers its requests, built over a database."""
+"""The API of a node, built over a database."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
-from mainspring.api.http.auth import Authenticator, KeyActivity
+from mainspring.api.http.auth import Authenticator
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
@@ -78,7 +78,7 @@ from mainspring.workflows.runs import WorkflowRunService
 from mainspring.workflows.task_changes import TaskChangeService
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ApiDependencies:
     """The parts that the API is built from."""
 
@@ -92,7 +92,6 @@ class ApiDependencies:
     metrics: Metrics
     database: Database
     lease_service: LeasePort
-    activity: KeyActivity = field(default_factory=KeyActivity)
     vault: Vault = field(default_factory=Vault)
     definitions: Definitions = field(default_factory=Definitions)
     profile_changed: Callable[[int], None] = lambda _tenant: None
@@ -101,10 +100,9 @@ class ApiDependencies:
     idempotency: Idempotency = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "authenticator", Authenticator(self.keys, self.activity))
+        self.authenticator = Authenticator(self.keys)
         answers = AnswerStore(self.database)
-        idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
-        object.__setattr__(self, "idempotency", idempotency)
+        self.idempotency = Idempotency(answers, self.config.idempotency_ttl, self.rng)
 
     @property
     def task_validator(self) -> TaskValidator:
@@ -138,8 +136,7 @@ def _routes(deps: ApiDependencies) -> Iterator[Routes]:
     yield _dead_letter_routes(deps)
     yield effect_routes(EffectLog(EffectStore(deps.database), deps.config.max_payload))
     yield _schedule_routes(deps)
-    yield _workflow_routes(deps)
-    yield _run_routes(deps)
+    yield from _workflow_routes(deps)
     yield from _webhook_routes(deps)
     yield from _worker_routes(deps)
     yield from _admin_routes(deps)
@@ -182,20 +179,13 @@ def _schedule_routes(deps: ApiDependencies) -> Routes:
     return {**schedule_routes(reading, changes), **calendar_routes(CalendarResource(calendars))}
 
 
-def _workflow_routes(deps: ApiDependencies) -> Routes:
-    config = deps.config
+def _workflow_routes(deps: ApiDependencies) -> Iterator[Routes]:
+    config, clock, workflows = deps.config, deps.clock, WorkflowStore(deps.database)
     validator = WorkflowValidator(deps.task_validator, config.max_payload, config.horizon)
-    return workflow_routes(WorkflowResource(WorkflowStore(deps.database), validator, deps.clock))
-
-
-def _run_routes(deps: ApiDependencies) -> Routes:
-    steps = Steps(deps.definitions, deps.ids, deps.rng, deps.config.max_payload)
+    yield workflow_routes(WorkflowResource(workflows, validator, clock))
+    steps = Steps(deps.definitions, deps.ids, deps.rng, config.max_payload)
     runs = WorkflowRunService(deps.database, steps, deps.definitions, deps.ids)
-    workflows = WorkflowStore(deps.database)
-    resource = RunResource(
-        deps.config, deps.clock, deps.ids, workflows, runs, deps.node, deps.metrics
-    )
-    return run_routes(resource)
+    yield run_routes(RunResource(config, clock, deps.ids, workflows, runs, deps.node, deps.metrics))
 
 
 def _webhook_routes(deps: ApiDependencies) -> Iterator[Routes]:
@@ -215,9 +205,9 @@ def _admin_routes(deps: ApiDependencies) -> Iterator[Routes]:
     config, database = deps.config, deps.database
     unpredictable = SystemRandom()
     keys = KeyResource(
-        KeyRing(database), deps.activity, deps.clock, config.key_environment, unpredictable
+        KeyRing(database), deps.authenticator, deps.clock, config.key_environment, unpredictable
     )
-    tenants = TenantResource(TenantStore(database), deps.activity, config, unpredictable)
+    tenants = TenantResource(TenantStore(database), deps.authenticator, config, unpredictable)
     yield key_routes(keys)
     yield tenant_routes(tenants)
     cluster = ClusterResource(Topology(database), config.overdue_after)

@@ -76,8 +76,9 @@ async def _opened(config: Config, connections: int = 1) -> AsyncIterator[Databas
         await database.close()
 
 
-async def add_development_key(server: Server, secret: str, scopes: frozenset[str]) -> None:
-    """Add the key that `mainspring dev` prints: of tenant `default`, and of an operator as well."""
+async def add_development_key(server: Server, secret: str) -> None:
+    """Add the key of `mainspring dev`: of tenant `default`, with all scopes, and an operator's."""
+    scopes = frozenset({"read", "write", "work", "admin"})
     tenant_id = await server.keys.ensure_tenant("default")
     key_id = f"dev-{hash_secret(secret).hex()[:12]}"
     await server.keys.add(NewKey(key_id, secret, tenant_id, scopes, operator=True, name="dev"))

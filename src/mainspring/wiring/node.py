@@ -38,8 +38,13 @@ from mainspring.store.upkeep.housekeeping import HousekeepingStore
 from mainspring.store.workers import WorkerStore
 from mainspring.store.workflows.definitions import Definitions
 from mainspring.store.workflows.workflows import WorkflowStore
-from mainspring.wiring.settings import archive_of, http_settings, vault_of
-from mainspring.wiring.stores import heartbeat_connection, listening_connection
+from mainspring.wiring.settings import (
+    archive_of,
+    heartbeat_connection,
+    http_settings,
+    listening_connection,
+    vault_of,
+)
 from mainspring.workflows.advancing import new_steps
 from mainspring.workflows.outcomes import StepOutcomes
 from mainspring.workflows.runs import WorkflowRunService
@@ -55,7 +60,6 @@ class NodeParts:
         self._config = config
         self._database = database
         self._clock = clock
-        self._metrics = metrics
         self._rng = SystemRandom()
         self.vault = vault_of(config)
         self.definitions = Definitions()
@@ -70,7 +74,14 @@ class NodeParts:
         )
         self._dispatcher = Dispatcher(self.state, self._store, self._recorder)
         self.lease_service = self._lease_service()
-        self.webhooks = self._webhooks()
+        self.webhooks = HttpExecutor(
+            clock,
+            self._recorder.report,
+            http_settings(config),
+            SecretStore(database, self.vault).profiles,
+            self.vault.open_headers,
+            metrics,
+        )
         self.node = self._node()
         self.state.on_new_incarnation(self.definitions.forget)
         self.state.on_new_incarnation(self.webhooks.forget_all)
@@ -82,7 +93,14 @@ class NodeParts:
         housekeeping = HousekeepingStore(self._database)
         return Node(
             state,
-            self._membership(partition_loader),
+            Membership(
+                state,
+                heartbeat_connection(self._config),
+                self._clock,
+                partition_loader,
+                self._signals,
+                __version__,
+            ),
             loader,
             partition_loader,
             self._dispatcher,
@@ -111,40 +129,16 @@ class NodeParts:
         self._dispatcher.serve_workers(lease_service)
         return lease_service
 
-    def _webhooks(self) -> HttpExecutor:
-        return HttpExecutor(
-            self._clock,
-            self._recorder.report,
-            http_settings(self._config),
-            SecretStore(self._database, self.vault),
-            self.vault.open_headers,
-            self._metrics,
-        )
-
     def _executors(self) -> Sequence[Executor]:
-        return [
-            self._run_starter(),
-            BuiltInExecutor(self._clock, self._recorder.report),
-            self.webhooks,
-        ]
-
-    def _run_starter(self) -> RunStarter:
+        report = self._recorder.report
         ids = new_ids(Random(self._rng.getrandbits(64)))
         runs = WorkflowRunService(self._database, self._steps, self.definitions, ids)
         task_runs = TaskRuns(self._database, self._steps, runs, WorkflowStore(self._database))
-        return RunStarter(
-            self._clock, self.state, task_runs, self._announcer, self._recorder.report
-        )
-
-    def _membership(self, partition_loader: PartitionLoader) -> Membership:
-        return Membership(
-            self.state,
-            heartbeat_connection(self._config),
-            self._clock,
-            partition_loader,
-            self._signals,
-            __version__,
-        )
+        return [
+            RunStarter(self._clock, self.state, task_runs, self._announcer, report),
+            BuiltInExecutor(self._clock, report),
+            self.webhooks,
+        ]
 
     def _materializer(self) -> Materializer:
         ids = new_ids(Random(self._rng.getrandbits(64)))

@@ -6,7 +6,6 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from mainspring import crash_points, timezones, tls
-from mainspring.api.http.auth import KeyActivity
 from mainspring.api.http.connection import ConnectionLimits, HttpConfig
 from mainspring.api.http.server import HttpServer, listen
 from mainspring.clock import DatabaseClock
@@ -19,8 +18,7 @@ from mainspring.store.keys import KeyStore
 from mainspring.store.tasks import TaskStore
 from mainspring.wiring.api import ApiDependencies, build_app
 from mainspring.wiring.node import NodeParts
-from mainspring.wiring.settings import crash_point
-from mainspring.wiring.stores import Databases, check_schema
+from mainspring.wiring.settings import Databases, check_schema, crash_point
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
@@ -39,14 +37,14 @@ class Server:
         self._socket: socket.socket | None = None
         self._http: HttpServer | None = None
         self._tls = tls.server_context(config)
-        self._activity = KeyActivity()
         self._background = Supervisor()
         exits = config.stall_action == "exit"
         self._watchdog = LoopWatchdog(config.loop_stall, self.metrics, exits=exits)
         parts = NodeParts(config, self._databases.engine, self._clock, self.metrics)
         self.node = parts.node
         dependencies = self._api(parts)
-        parts.state.on_new_incarnation(dependencies.authenticator.forget_all)
+        self._authenticator = dependencies.authenticator
+        parts.state.on_new_incarnation(self._authenticator.forget_all)
         self.app = build_app(dependencies)
 
     @property
@@ -69,12 +67,25 @@ class Server:
     async def start(self) -> None:
         """Open the database, join the cluster, listen. Raises when any of it cannot be done."""
         self._watchdog.start()
-        await check_schema(self.config)
-        self._socket = listen(self.config.host, self.config.port)
+        config = self.config
+        await check_schema(config)
+        self._socket = listen(config.host, config.port)
         await self._databases.open()
         await self.node.start(self.advertised_url)
-        self._background.start("keys.touch", lambda: self._activity.keep_writing(self.keys))
-        self._http = HttpServer(self._http_config())
+        self._background.start("keys.touch", self._authenticator.keep_writing_uses)
+        limits = ConnectionLimits(
+            config.max_connections, config.max_headers, config.max_head, config.request_timeout
+        )
+        self._http = HttpServer(
+            HttpConfig(
+                self.app,
+                limits,
+                self.metrics,
+                keep_alive=config.keep_alive,
+                fast_path=self.app.compile_fast_path,
+                tls=self._tls,
+            )
+        )
         try:
             await self._http.open(self._socket)
         except BaseException:
@@ -94,23 +105,9 @@ class Server:
         if self._http is not None:
             await self._http.close()
         await self._background.stop()
-        await self._activity.write(self.keys)
+        await self._authenticator.write_uses()
         await self._databases.close()
         self._watchdog.stop()
-
-    def _http_config(self) -> HttpConfig:
-        config = self.config
-        limits = ConnectionLimits(
-            config.max_connections, config.max_headers, config.max_head, config.request_timeout
-        )
-        return HttpConfig(
-            self.app,
-            limits,
-            self.metrics,
-            keep_alive=config.keep_alive,
-            compiler=self.app,
-            tls=self._tls,
-        )
 
     def _api(self, parts: NodeParts) -> ApiDependencies:
         config, database, rng = self.config, self._databases.api, SystemRandom()
@@ -125,7 +122,6 @@ class Server:
             lease_service=parts.lease_service,
             metrics=self.metrics,
             database=database,
-            activity=self._activity,
             vault=parts.vault,
             definitions=parts.definitions,
             profile_changed=parts.webhooks.forget,

@@ -1,21 +1,28 @@
 """Parts of a node that its settings define; each function reports what is wrong with its own."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from random import SystemRandom
+from typing import Self
+
+import asyncpg
 
 from mainspring import __version__, crash_points, tls
 from mainspring.config import Config, environment_of_programs
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
-from mainspring.errors import ConfigError
+from mainspring.errors import ConfigError, MigrationError
 from mainspring.execution import guard
 from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
 from mainspring.node.archiving import ArchiveCommand
-from mainspring.postgres.database import DatabaseOptions
+from mainspring.postgres import migrate as migrations
+from mainspring.postgres.database import Database, DatabaseOptions, connect
 from mainspring.store.upkeep.table_changes import ArchiveHook
 from mainspring.store.vault import Vault, parse_key
+
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 
 def database_options(config: Config) -> DatabaseOptions:
@@ -31,28 +38,57 @@ def database_options(config: Config) -> DatabaseOptions:
     )
 
 
-def check(config: Config) -> None:
-    """Raise ConfigError with everything that is wrong with the settings, before any start."""
-    makers: tuple[Callable[[Config], object], ...] = (
-        database_options,
-        tls.server_context,
-        vault_of,
-        egress_of,
-        crash_point,
-    )
-    problems: list[str] = []
-    for make in makers:
-        try:
-            make(config)
-        except ConfigError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise ConfigError(problems)
-
-
 def direct_url(config: Config) -> str:
     """Return the URL of the database without a pooler between."""
     return config.direct_database_url or database_options(config).url
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """Two pools over one database, so that requests do not keep the engine waiting."""
+
+    api: Database
+    engine: Database
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        options = database_options(config)
+        engine = replace(options, connections=config.engine_connections)
+        return cls(Database(options), Database(engine))
+
+    async def open(self) -> None:
+        await self.api.open()
+        await self.engine.open()
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.api.close()
+
+
+def heartbeat_connection(config: Config) -> Connect:
+    """Return how to connect for heartbeats alone, which end in time for others to take over."""
+    options = replace(
+        database_options(config), acquire_timeout=config.node_ttl, statement_timeout=config.node_ttl
+    )
+    return lambda: connect(options)
+
+
+def listening_connection(config: Config) -> Connect | None:
+    """Return how to connect for LISTEN; None behind a pooler, which cannot pass it on."""
+    if config.database_pooler and config.direct_database_url is None:
+        return None
+    options = replace(database_options(config), url=direct_url(config), prepared=True)
+    return lambda: connect(options)
+
+
+async def check_schema(config: Config) -> None:
+    """Raise MigrationError when the database lacks migrations of this version."""
+    missing = await migrations.pending(direct_url(config), tls.database_context(config))
+    if missing:
+        names = ", ".join(f"{m.version} ({m.name})" for m in missing)
+        raise MigrationError(
+            f"the database lacks migrations: {names}; run `mainspring migrate` first"
+        )
 
 
 def vault_of(config: Config) -> Vault:
@@ -111,3 +147,22 @@ def crash_point(config: Config) -> tuple[str | None, int]:
 def new_key(config: Config) -> KeyText:
     """Return the text of a new API key."""
     return apikey.make(config.key_environment, SystemRandom())
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError with everything that is wrong with the settings, before any start."""
+    makers: tuple[Callable[[Config], object], ...] = (
+        database_options,
+        tls.server_context,
+        vault_of,
+        egress_of,
+        crash_point,
+    )
+    problems: list[str] = []
+    for make in makers:
+        try:
+            make(config)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)

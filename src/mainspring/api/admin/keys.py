@@ -7,7 +7,7 @@ from random import Random
 
 from starlette.responses import Response
 
-from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.auth import Authenticator, tenant_gone
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
@@ -32,7 +32,7 @@ class KeyResource:
     """/v1/keys."""
 
     ring: KeyRing
-    activity: KeyActivity
+    authenticator: Authenticator
     clock: Clock
     environment: str
     unpredictable: Random
@@ -68,7 +68,7 @@ class KeyResource:
         key_id = _id_in(call)
         if not await self.ring.revoke(call.tenant_id, key_id, call.actor):
             raise no_such_key(key_id)
-        self.activity.ended(key_id)
+        self.authenticator.forget(key_id)
         return Response(status_code=204)
 
     async def rotate(self, call: TenantCall) -> Response:
@@ -90,7 +90,7 @@ class KeyResource:
         if made is None:
             await self._existing(call.tenant_id, key_id)
             raise Conflict("the key has ended: make a new one instead")
-        self.activity.ended(key_id)  # not yet, but what is remembered of it is out of date
+        self.authenticator.forget(key_id)  # not yet, but what is remembered of it is out of date
         return _shown_once(made, text)
 
     async def _existing(self, tenant_id: int, key_id: str) -> StoredKey:

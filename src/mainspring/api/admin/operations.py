@@ -10,7 +10,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainspring.api.http.bodies import raw_json
+from mainspring.api.http.bodies import RawJsonResponse
 from mainspring.api.http.negotiation import preferred
 from mainspring.api.http.operations import OperatorCall
 from mainspring.api.node_ports import NodePort
@@ -46,12 +46,12 @@ class Operations:
         """Return 200 while the process answers and its loop did not stall lately."""
         if (complaint := self.complaint()) is not None:
             raise NotReady(complaint)
-        return raw_json(b'{"status":"alive"}')
+        return RawJsonResponse(b'{"status":"alive"}')
 
     async def readyz(self, _request: Request) -> Response:
         if not self.node.ready():
             raise NotReady("this node is starting, stopping, or has lost the database")
-        return raw_json(b'{"status":"ready"}')
+        return RawJsonResponse(b'{"status":"ready"}')
 
     async def metrics(self, call: OperatorCall) -> Response:
         accept = call.request.headers.get("accept", "*/*")

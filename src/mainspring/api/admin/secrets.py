@@ -88,7 +88,7 @@ def _parsed(text: str) -> SigningKey:
 
 
 def _generated(kind: KeyKind) -> SigningKey:
-    return SigningKey(kind, secrets.token_bytes(signing.secret_size(kind)))
+    return SigningKey(kind, secrets.token_bytes(signing.SECRET_SIZE))
 
 
 def _new(key: SigningKey, name: str | None) -> NewSecret:

@@ -6,7 +6,7 @@ from random import Random
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mainspring.api.http.auth import KeyActivity, tenant_gone
+from mainspring.api.http.auth import Authenticator, tenant_gone
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import OperatorCall, TenantCall
@@ -27,7 +27,7 @@ class TenantResource:
     """/v1/tenants and /v1/limits."""
 
     tenants: TenantStore
-    activity: KeyActivity
+    authenticator: Authenticator
     config: Config
     unpredictable: Random
 
@@ -65,7 +65,7 @@ class TenantResource:
 
     async def delete(self, call: OperatorCall) -> Response:
         for key_id in call.found(await self.tenants.delete(call.tenant_id, call.actor)):
-            self.activity.ended(key_id)
+            self.authenticator.forget(key_id)
         return Response(status_code=204)
 
     async def limits(self, call: TenantCall) -> Response:

@@ -1,8 +1,7 @@
 """Authentication by bearer keys, cached for seconds so that not every request asks the store."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -23,48 +22,7 @@ _WRITE_EVERY = 60.0
 _log = structlog.get_logger()
 
 
-class KeyActivity:
-    """Last uses of keys, collected in memory and written to the database in the background."""
-
-    def __init__(self) -> None:
-        self._used: dict[str, float] = {}
-        self._listeners: list[Callable[[str], None]] = []
-
-    def note(self, key_id: str, now: float) -> None:
-        """Remember that a key was used."""
-        self._used[key_id] = now
-
-    def when_ended(self, listener: Callable[[str], None]) -> None:
-        """Call this with the id of every key that is revoked through this node."""
-        self._listeners.append(listener)
-
-    def ended(self, key_id: str) -> None:
-        """Forget a key that was revoked through this node; other nodes do so within seconds."""
-        for listener in self._listeners:
-            listener(key_id)
-
-    async def write(self, keys: KeyStore) -> None:
-        """Write the last uses; what cannot be written now is kept for the next time."""
-        used, self._used = self._used, {}
-        if not used:
-            return
-        now = monotonic()
-        try:
-            await keys.touch({key_id: max(0.0, now - at) for key_id, at in used.items()})
-        except StoreUnavailable as problem:
-            self._used = used | self._used
-            log = _log.bind(problem=str(problem))
-            log.warning("last uses of keys were not written", action="keys.uses_not_written")
-
-    async def keep_writing(self, keys: KeyStore) -> None:
-        """Write once a minute, so that no key's row is rewritten more often than that."""
-        while True:
-            await asyncio.sleep(_WRITE_EVERY)
-            await self.write(keys)
-
-
-@dataclass(frozen=True, slots=True)
-class _Remembered:
+class _Remembered(NamedTuple):
     key: ApiKey | None
     until: float
 
@@ -76,11 +34,11 @@ class Authenticator:
     hashes are kept, never secrets.
     """
 
-    def __init__(self, keys: KeyStore, activity: KeyActivity) -> None:
+    def __init__(self, keys: KeyStore) -> None:
         self._keys = keys
-        self._activity = activity
         self._remembered: dict[bytes, _Remembered] = {}
-        activity.when_ended(self._forget)
+        self._used: dict[str, float] = {}
+        """The last uses of keys that are still to be written to the database."""
 
     async def identify(self, authorization: str | None) -> ApiKey:
         """Return the caller's key; raise Unauthenticated when there is none or it is unknown."""
@@ -89,7 +47,7 @@ class Authenticator:
         found = self._recall(digest, now) or await self._look_up(secret, digest)
         if found.key is None:
             raise Unauthenticated("the API key is not known, or it has ended")
-        self._activity.note(found.key.id, now)
+        self._used[found.key.id] = now
         return found.key
 
     def remembered(self, digest: bytes) -> ApiKey | None:
@@ -98,7 +56,7 @@ class Authenticator:
         found = self._recall(digest, now)
         if found is None or found.key is None:
             return None
-        self._activity.note(found.key.id, now)
+        self._used[found.key.id] = now
         return found.key
 
     def _recall(self, digest: bytes, now: float) -> _Remembered | None:
@@ -122,12 +80,32 @@ class Authenticator:
         its tenant's number may belong to another tenant."""
         self._remembered = {}
 
-    def _forget(self, key_id: str) -> None:
+    def forget(self, key_id: str) -> None:
+        """Forget a key that was revoked through this node; other nodes do so within seconds."""
         self._remembered = {
             digest: found
             for digest, found in self._remembered.items()
             if found.key is None or found.key.id != key_id
         }
+
+    async def write_uses(self) -> None:
+        """Write the last uses; what cannot be written now is kept for the next time."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        now = monotonic()
+        try:
+            await self._keys.touch({key_id: max(0.0, now - at) for key_id, at in used.items()})
+        except StoreUnavailable as problem:
+            self._used = used | self._used
+            log = _log.bind(problem=str(problem))
+            log.warning("last uses of keys were not written", action="keys.uses_not_written")
+
+    async def keep_writing_uses(self) -> None:
+        """Write once a minute, so that no key's row is rewritten more often than that."""
+        while True:
+            await asyncio.sleep(_WRITE_EVERY)
+            await self.write_uses()
 
 
 def digest_of(authorization: str | None) -> bytes:
@@ -154,12 +132,6 @@ def check_scope(key: ApiKey, scope: str, other: str | None = None) -> int:
 def tenant_gone() -> Forbidden:
     """The error for a tenant that was deleted while its key was still cached."""
     return Forbidden("the tenant of this key no longer exists")
-
-
-def check_operator(key: ApiKey) -> None:
-    """Raise Forbidden unless it is the key of an operator."""
-    if not key.operator:
-        raise Forbidden("this needs an operator's key")
 
 
 def _secret_in(authorization: str | None) -> str:

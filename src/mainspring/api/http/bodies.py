@@ -23,8 +23,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def with_body(request: Request, body: bytes) -> Request:
-    """Return the same request with its body, which was read, to be read once more. After the body
-    comes what the client sends: nothing, until it disconnects."""
+    """Return the same request with its body, which was read, to be read once more."""
     unread = True
 
     async def receive() -> Message:
@@ -40,7 +39,7 @@ def with_body(request: Request, body: bytes) -> Request:
 def json_response(
     body: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return raw_json(encode_json(body), status, headers)
+    return RawJsonResponse(encode_json(body), status, headers)
 
 
 def secret_response(body: object, location: str | None = None) -> Response:
@@ -51,14 +50,12 @@ def secret_response(body: object, location: str | None = None) -> Response:
     return json_response(body, 201, headers)
 
 
-def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return RawJsonResponse(body, status, headers)
-
-
 class RawJsonResponse(Response):
     """An answer whose JSON is encoded already, without the steps of Starlette's JSONResponse."""
 
-    def __init__(self, body: bytes, status: int, headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status_code = status
         self.background = None
         self.body = body

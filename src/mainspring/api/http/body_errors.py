@@ -1,14 +1,14 @@
 """All problems of a body's shape, not only the first.
 
-The decoder stops at the first mistake, as it should where there is none. Only when it has found one
-is the body looked at again, part by part, so that a caller can mend it in one go.
+The decoder stops at the first mistake. Only then is the body checked again, part by part, so that
+a caller can correct everything at once.
 
 Decoders are made once and kept: making and dropping one for some unions of constrained texts
 crashes msgspec 0.22.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache
 from itertools import islice
@@ -21,13 +21,22 @@ from msgspec import NODEFAULT, Raw, Struct
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.problems import below
 from mainspring.errors import Problem
+from mainspring.wire.patterns import in_words
+from mainspring.wire.tasks import TIME_FORM, HandlerTarget
 
 S = TypeVar("S", bound=Struct)
 
-Locate = Callable[[msgspec.ValidationError, str], Problem]
-
 # What msgspec says of words and tags that are not among those allowed.
 _NONE_OF = ("Invalid enum value", "Invalid value")
+# Valid values for required fields that cannot be read.
+_PLACEHOLDERS = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
+
+# How msgspec's complaints about times end.
+_TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
+# msgspec repeats unknown names and values, which may be as long as the body.
+_LONGEST_DETAIL = 300
+_LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _ITEMS = msgspec.json.Decoder(list[Raw])
 _FRACTION = re.compile(rb"[0-9](?:\.[0-9]|[eE][-+0-9])")
@@ -37,47 +46,34 @@ _MOST_DIGITS = 32
 _MOST_MISFITS = 20_100
 
 
-def all_problems(kind: Any, body: bytes, locate: Locate, most: int) -> list[Problem]:
+def all_problems(kind: Any, body: bytes, most: int) -> list[Problem]:
     """Return every problem of a body, up to `most`; none when the body is not JSON."""
     try:
         value = msgspec.json.decode(body)
-        return list(islice(_shape_of(kind).problems(value, "", locate), most))
+        return list(islice(_shape_of(kind).problems(value, ""), most))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return []
 
 
 def with_integers(kind: Any, body: bytes) -> bytes:
-    """The body with 5 in place of 5.0 where an integer is needed: JSON Schema takes them for the
-    same, the decoder does not. What is kept as it came stays as it is."""
+    """Return the body with 5 in place of 5.0 where an integer is needed: in JSON Schema they are
+    the same, for the decoder they are not. Payloads stay as they are."""
     if _FRACTION.search(body) is None:
         return body
     try:
-        return bytes(_shape_of(kind).with_integers(Raw(body), _Budget()))
+        return bytes(_shape_of(kind).with_integers(Raw(body), iter(range(_MOST_MISFITS))))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return body
 
 
-def readable(kind: type[S], body: bytes, instead: Mapping[str, object]) -> S | None:
-    """What can be read of a body that was refused: the rest of it is left at its defaults or, where
-    there are none, at what shall stand `instead` of a member of that name."""
+def readable_as(kind: type[S], body: bytes) -> S | None:
+    """Return what can be read of a body that was refused: the rest is left at its defaults or,
+    where there are none, at a placeholder."""
     try:
-        found = _shape_of(kind).readable(Raw(with_integers(kind, body)), instead)
+        found = _shape_of(kind).readable(Raw(with_integers(kind, body)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return found if isinstance(found, kind) else None
-
-
-class _Budget:
-    """Limit of parts that are examined in one body: each takes about ten microseconds, and a body
-    may have millions."""
-
-    def __init__(self) -> None:
-        self._left = _MOST_MISFITS
-
-    def spend(self) -> bool:
-        """Take one; return whether there was one left."""
-        self._left -= 1
-        return self._left >= 0
 
 
 class _Shape:
@@ -99,14 +95,14 @@ class _Shape:
             or (self._element is not None and self._element._holds_integers)
         )
 
-    def problems(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
+    def problems(self, value: object, at: str) -> Iterator[Problem]:
         """Yield the problems of a value, part by part if it does not fit as a whole."""
         if self._anything_goes:
             return
         error = _error(self._decoder, value)
         if error is not None:
             found = False
-            for problem in self._in_parts(value, at, locate):
+            for problem in self._in_parts(value, at):
                 found = True
                 yield problem
             if not found:
@@ -115,26 +111,30 @@ class _Shape:
                     problem = Problem(problem.pointer, problem.detail + _choice(self._kind))
                 yield problem
 
-    def _in_parts(self, value: object, at: str, locate: Locate) -> Iterator[Problem]:
+    def _in_parts(self, value: object, at: str) -> Iterator[Problem]:
         if isinstance(value, list) and self._element is not None:
             for index, part in enumerate(value):
-                yield from self._element.problems(part, f"{at}/{index}", locate)
+                yield from self._element.problems(part, f"{at}/{index}")
         elif isinstance(value, dict):
             struct = self._struct_for(value)
             if struct is not None:
-                yield from _in_struct(struct, value, at, locate)
+                yield from _in_struct(struct, value, at)
             elif self._mapping is not None:
                 for name, part in value.items():
                     error = _error(self._mapping, {name: part})
                     if error is not None:
                         yield Problem(below(at, name[:100]), locate(error, at).detail)
 
-    def with_integers(self, text: Raw, budget: "_Budget") -> Raw:
-        """A value with its integers written like integers, in parts where it does not fit whole.
-        What is behind the first item of a list that cannot be made to fit is left as it is."""
+    def with_integers(self, text: Raw, budget: Iterator[int]) -> Raw:
+        """Return a value with its integers written like integers, part by part if it does not fit
+        as a whole; of a list, up to the first item that cannot be made to fit.
+
+        `budget` has an item for each part that may be examined: a part takes about ten
+        microseconds, and a body may have millions.
+        """
         if self._anything_goes or not self._holds_integers or self._fits(text):
             return text
-        if not budget.spend():
+        if next(budget, None) is None:
             return text
         match bytes(text).lstrip()[:1]:
             case b"{":
@@ -163,7 +163,7 @@ class _Shape:
             return False
         return True
 
-    def readable(self, text: Raw, instead: Mapping[str, object]) -> object:
+    def readable(self, text: Raw) -> object:
         """Return a value as far as it can be read; NODEFAULT if nothing of it can."""
         try:
             return self._decoder.decode(text)
@@ -180,9 +180,9 @@ class _Shape:
         for field in _fields_of(struct):
             part: object = NODEFAULT
             if field.name in members:
-                part = field.shape.readable(members[field.name], instead)
+                part = field.shape.readable(members[field.name])
             if part is NODEFAULT and field.required:
-                part = instead.get(field.name, NODEFAULT)
+                part = _PLACEHOLDERS.get(field.name, NODEFAULT)
                 if part is NODEFAULT:
                     return NODEFAULT
             if part is not NODEFAULT:
@@ -190,8 +190,7 @@ class _Shape:
         return struct(**known)
 
     def _struct_for(self, value: Mapping[str, object]) -> type[Struct] | None:
-        """The struct a value is meant to be: the only one there is, or the one its tag names. Its
-        members may be there as texts: what is not looked at need not be read."""
+        """Return the struct a value is meant to be: the only one, or the one its tag names."""
         if len(self._structs) == 1:
             return self._structs[0]
         for struct in self._structs:
@@ -227,13 +226,25 @@ def _fields_of(struct: type[Struct]) -> tuple[_Field, ...]:
     )
 
 
-def _in_struct(
-    struct: type[Struct], value: dict[str, object], at: str, locate: Locate
-) -> Iterator[Problem]:
+def locate(error: msgspec.ValidationError, at: str) -> Problem:
+    """Return the problem that msgspec names, with its place below `at`."""
+    match = _LOCATED.fullmatch(str(error))
+    what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
+    if what.endswith(_TIMES):
+        what += f": {TIME_FORM}"
+    # msgspec's `.tasks[3].target.url` becomes `/tasks/3/target/url`; it does not name the key of a
+    # mapping: the pointer then ends at the mapping.
+    steps = _STEP.finditer(match["path"] if match else "")
+    names = [step["name"] or step["index"] for step in steps]
+    pointer = "".join(below("", name) for name in names if name != "...")
+    return Problem(at + pointer, in_words(what))
+
+
+def _in_struct(struct: type[Struct], value: dict[str, object], at: str) -> Iterator[Problem]:
     config, fields = struct.__struct_config__, _fields_of(struct)
     for field in fields:
         if field.name in value:
-            yield from field.shape.problems(value[field.name], below(at, field.name), locate)
+            yield from field.shape.problems(value[field.name], below(at, field.name))
         elif field.required:
             yield Problem(at, f"Object missing required field `{field.name}`")
     if config.forbid_unknown_fields:

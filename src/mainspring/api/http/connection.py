@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from mainspring.api.http.draining import IDLE_FOR, Draining, has_unread
-from mainspring.api.http.fast_path import FastPathCompiler, HeaderCache
+from mainspring.api.http.fast_path import CompileFastPath, HeaderCache
 from mainspring.api.http.middleware import CYCLE
 from mainspring.api.http.problems import answer_to
 from mainspring.api.http.request_cycle import Cycle, closing_bytes
@@ -63,7 +63,7 @@ class HttpConfig(uvicorn.Config):
         metrics: Metrics,
         *,
         keep_alive: float,
-        compiler: FastPathCompiler | None = None,
+        fast_path: CompileFastPath | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class HttpConfig(uvicorn.Config):
         self.limits = limits
         self.metrics = metrics
         self.draining = Draining()
-        self.heads = HeaderCache(compiler)
+        self.heads = HeaderCache(fast_path)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -118,7 +118,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._keep_alive_timer: TimerHandle | None = None
         self._answered_at = 0.0
 
-    # Begin and end -----------------------------------------------------------------------------
+    # Open and close ----------------------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -144,7 +144,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._fast_cycle is not None:
             # A reference in each direction would leave both to the garbage collector.
             self._fast_cycle.disconnected = True
-            self._fast_cycle.on_response = _nothing
+            self._fast_cycle.on_response = lambda: None
         self._answered_request = self._arriving_request = None
 
     # Requests ----------------------------------------------------------------------------------
@@ -205,24 +205,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Check the head; raising stops the parser before the application sees the request."""
         self._in_head = False
+        version = self.parser.get_http_version()
+        self._refusal = self._problem_of_head(version)
+        if self._refusal is not None:
+            raise self._refusal
+        self._begin(version)
+
+    def _problem_of_head(self, version: str) -> RequestError | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > self._limits.headers or size > self._limits.head:
-            self._refusal = _head_too_large(self._limits)
-            raise self._refusal
+            return _head_too_large(self._limits)
         if self._over_limit:
-            self._refusal = Crowded(f"{self._limits.connections} connections are open already")
-            raise self._refusal
+            return Crowded(f"{self._limits.connections} connections are open already")
         if self.parser.should_upgrade() and self._declares_body():
             # The parser would take the body for the other protocol's: it must not come to be taken
             # for the next request.
-            self._refusal = MalformedRequest("send a body without offering another protocol")
-            raise self._refusal
-        version = self.parser.get_http_version()
+            return MalformedRequest("send a body without offering another protocol")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version != "1.0"):
-            self._refusal = MalformedRequest("a request has one Host header, and only one")
-            raise self._refusal
-        self._begin(version)
+            return MalformedRequest("a request has one Host header, and only one")
+        return None
 
     def _declares_body(self) -> bool:
         return any(
@@ -231,8 +233,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
 
     def _begin(self, version: str) -> None:
-        """Serve the request after those before it. As in uvicorn, with a cycle of our own, and
-        without what is not used here: other protocols, a root path, a limit of requests."""
+        """Serve the request after those before it: as uvicorn does, with a cycle of our own, and
+        without other protocols, a root path or a limit of requests."""
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         scope = cast("dict[str, Any]", self.scope)
@@ -358,11 +360,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _answer_and_close(self, error: RequestError) -> None:
         """Send the error, unless a part of an answer is out, and close."""
-        if not (
-            self._is_answering()
-            and self._answered_request
-            and self._answered_request.response_started
-        ):
+        answering = self._answered_request if self._is_answering() else None
+        if answering is None or not answering.response_started:
             self.transport.write(closing_bytes(answer_to(error, path="*", request_id="none")))
         self.transport.close()
 
@@ -372,6 +371,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Draining ----------------------------------------------------------------------------------
 
     def close_if_idle(self) -> None:
+        """Close it unless something is under way, or was until a moment ago."""
         if self.transport.is_closing():
             return  # its descriptor may be another's by now
         idle = not self._in_message and not self._is_answering()
@@ -380,6 +380,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def cut_off(self) -> None:
+        """Close it, with an error if nothing was answered yet."""
         if self._in_message or self._is_answering():
             self._arriving_request = self._answered_request
             self._refuse(NotReady("this node has stopped; ask another one"))
@@ -392,10 +393,6 @@ def _without_upgrade(data: bytes) -> bytes:
     the parser would read neither the body nor what comes after it."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
-
-
-def _nothing() -> None:
-    pass
 
 
 def _head_too_large(limits: ConnectionLimits) -> HeadTooLarge:

@@ -5,47 +5,41 @@ is wrong with it is named and not only the first mistake.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UnsetType
 
-from mainspring.api.http.body_errors import all_problems, readable, with_integers
-from mainspring.api.http.duplicate_names import DuplicateNameError, check_unique_names, without
-from mainspring.api.http.problems import below
+from mainspring.api.http.body_errors import all_problems, locate, readable_as, with_integers
+from mainspring.api.http.duplicate_names import (
+    DuplicateNameError,
+    check_unique_names,
+    without_payloads,
+)
 from mainspring.errors import InvalidRequest, MalformedRequest, Problem, RequestError
-from mainspring.wire.patterns import in_words
-from mainspring.wire.tasks import TIME_FORM, BatchIn, HandlerTarget, RawBatchIn, TaskIn, TaskPatch
+from mainspring.wire.tasks import BatchIn, RawBatchIn, TaskIn, TaskPatch
 
 T = TypeVar("T")
-S = TypeVar("S", bound=msgspec.Struct)
 
 MOST_PROBLEMS = 100
 """Maximum problems in one answer."""
 
-# msgspec repeats unknown names and values, which may be as long as the body.
-_LONGEST_DETAIL = 300
-
 _TASK = msgspec.json.Decoder(TaskIn)
-_PATCH = msgspec.json.Decoder(TaskPatch)
 _BATCH = msgspec.json.Decoder(BatchIn)
 _RAW_BATCH = msgspec.json.Decoder(RawBatchIn)
 
-# Valid values for required fields that cannot be read.
-_PLACEHOLDERS = {"target": HandlerTarget("x"), "url": "https://x.example", "name": "x"}
-
-# How msgspec's complaints about times end.
-_TIMES = ("RFC3339 encoded datetime", "`datetime` with a timezone component")
-
-_LOCATED = re.compile(r"(?s)(?P<what>.*) - at (?:`key` in )?`\$(?P<path>.*)`")
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
     rb"|(?P<lone>u[dD][89a-fA-F][\da-fA-F]{2})|.)",
     re.DOTALL,
 )
-_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def decode_task(body: bytes, at: str = "") -> TaskIn:
@@ -57,30 +51,18 @@ def decode_task(body: bytes, at: str = "") -> TaskIn:
 
 def decode_patch(body: bytes) -> TaskPatch:
     """Decode the body of PATCH /v1/tasks/{id}."""
-    patch = _decode(_PATCH, body)
+    patch: TaskPatch = _decode(_decoder(TaskPatch), body)
     _check_names(body, [] if isinstance(patch.payload, UnsetType) else [patch.payload])
     return patch
-
-
-def readable_as(kind: type[S], body: bytes) -> S | None:
-    """Return what can be read of a body that was refused."""
-    return readable(kind, body, _PLACEHOLDERS)
 
 
 def decode_as(
     kind: type[T], body: bytes, payloads: Callable[[T], Iterable[msgspec.Raw]] = lambda _: ()
 ) -> T:
     """Decode a body; `payloads` returns the parts of it that are kept as they came."""
-    decoded = _decode(_decoder(kind), body)
+    decoded: T = _decode(_decoder(cast(Hashable, kind)), body)
     _check_names(body, payloads(decoded))
     return decoded
-
-
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    found = _decoders.get(kind)
-    if found is None:
-        found = _decoders[kind] = msgspec.json.Decoder(kind)
-    return found
 
 
 def decode_batch(body: bytes, *, most: int) -> list[TaskIn]:
@@ -108,7 +90,7 @@ def decode_lines(body: bytes, *, most: int) -> list[TaskIn]:
         return _decode_each(lines)
     seen: set[bytes] = set()  # most lines differ in their payloads only
     for index, (line, task) in enumerate(zip(lines, tasks, strict=True)):
-        rest = without(line, [task.payload])
+        rest = without_payloads(line, [task.payload])
         if rest not in seen:
             _check_names(rest, [], f"/tasks/{index}")
             seen.add(rest)
@@ -163,14 +145,6 @@ def check_utf8(body: bytes) -> None:
         ) from None
 
 
-def pointer_of(path: str) -> str:
-    """msgspec's `.tasks[3].target.url` as the JSON pointer `/tasks/3/target/url`."""
-    steps = (match["name"] or match["index"] for match in _STEP.finditer(path))
-    # A key of a mapping is not named: the pointer then ends at the mapping.
-    known = [step for step in steps if step != "..."]
-    return "".join(below("", step) for step in known)
-
-
 def _decode(
     decoder: msgspec.json.Decoder[T],
     body: bytes,
@@ -216,16 +190,16 @@ def _decode_closely(
         except msgspec.ValidationError as remaining:
             error = remaining
     closer = look_closer and len(plain) <= _LARGEST_LOOKED_AT
-    found = all_problems(kind, plain, _locate, MOST_PROBLEMS) if closer else []
+    found = all_problems(kind, plain, MOST_PROBLEMS) if closer else []
     problems = [Problem(at + one.pointer, one.detail) for one in found]
     raise InvalidRequest(
-        "the body does not have the right shape", problems or [_locate(error, at)]
+        "the body does not have the right shape", problems or [locate(error, at)]
     ) from None
 
 
 def _lone_surrogate(body: bytes, error: str) -> str | None:
-    """What msgspec calls truncated, or the end of an escape, when the half of a character stands
-    where no six bytes for the other half follow."""
+    """Return what is wrong with a surrogate that stands alone, which msgspec calls truncated or a
+    bad escape; None if the error is another."""
     if not any(word in error for word in ("truncated", "surrogate", "hex escape")):
         return None
     lone = next((found for found in _ESCAPE.finditer(body) if found["lone"]), None)
@@ -242,14 +216,6 @@ def _check_names(body: bytes, payloads: Iterable[msgspec.Raw], at: str = "") -> 
         check_unique_names(body, payloads)
     except (DuplicateNameError, RecursionError) as error:
         raise InvalidRequest("the body is ambiguous", [Problem(at, str(error))]) from None
-
-
-def _locate(error: msgspec.ValidationError, at: str) -> Problem:
-    match = _LOCATED.fullmatch(str(error))
-    what = (match["what"] if match else str(error))[:_LONGEST_DETAIL]
-    if what.endswith(_TIMES):
-        what += f": {TIME_FORM}"
-    return Problem(at + pointer_of(match["path"]) if match else at, in_words(what))
 
 
 def _decode_each(pieces: Sequence[bytes]) -> list[TaskIn]:

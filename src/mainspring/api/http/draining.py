@@ -10,17 +10,14 @@ import ctypes
 import socket
 import struct
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import ioctl
 from termios import FIONREAD
-from typing import Protocol
 
 IDLE_FOR = 1.0
 """Seconds without a request after which a connection counts as idle."""
 
-_LOOK_EVERY = 0.05
 _SO_ATTACH_FILTER = 26
 # Of packets for the listening socket, drop those with SYN and without ACK (byte 13 of the header).
 _NO_NEW_CONNECTIONS = (
@@ -39,16 +36,6 @@ class Draining:
     began: bool = False
 
 
-class Connection(Protocol):
-    """A connection that is to end."""
-
-    def close_if_idle(self) -> None:
-        """Close it unless something is under way, or was until a moment ago."""
-
-    def cut_off(self) -> None:
-        """Close it, with an error if nothing was answered yet."""
-
-
 def refuse_connections(listening: socket.socket) -> None:
     """Refuse new connections, but not those that wait to be accepted: closing the socket would
     reset them. Only on Linux; elsewhere connections can still be opened."""
@@ -59,24 +46,6 @@ def refuse_connections(listening: socket.socket) -> None:
     address = struct.pack("HP", len(_NO_NEW_CONNECTIONS), ctypes.addressof(kept))
     with suppress(OSError):
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, address)
-
-
-async def drained(
-    connections: Collection[Connection], tasks: Collection["asyncio.Task[None]"], within: float
-) -> None:
-    """Wait until all connections are closed and all requests are served; those that are left after
-    `within` seconds are cut off."""
-    time = asyncio.get_running_loop().time
-    deadline = time() + within
-    while (connections or tasks) and time() < deadline:
-        for connection in list(connections):
-            connection.close_if_idle()
-        await asyncio.sleep(_LOOK_EVERY)
-    for connection in list(connections):
-        connection.cut_off()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:

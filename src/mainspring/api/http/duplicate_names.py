@@ -22,19 +22,19 @@ class DuplicateNameError(ValueError):
 
 
 def check_unique_names(body: bytes, payloads: Iterable[Raw]) -> None:
-    """Look at all objects of a body that was decoded before (so it is known to be valid JSON).
+    """Raise DuplicateNameError if an object of a body, which is valid JSON, has a name twice.
 
-    The decoder that makes the typed values does not tell, hence a second, plain pass. The payloads,
-    in the order of the body, are cut out first: that keeps the pass short. Where every name of
-    the rest differs from all others, as in most small ones, no object has one twice.
+    The decoder of typed values does not tell, hence a second, plain pass. The payloads, in the
+    order of the body, are cut out first, which keeps it short. Where all names of the rest differ,
+    as in most small ones, no object has one twice.
     """
-    rest = without(body, payloads)
+    rest = without_payloads(body, payloads)
     if len(rest) > _SMALL or not _all_differ(rest):
         refuse_duplicates(rest)
 
 
 def refuse_duplicates(text: bytes) -> None:
-    """Look at every object of valid JSON, slowly; DuplicateNameError where a name comes twice."""
+    """Raise DuplicateNameError if an object of valid JSON has a name twice: the slow pass."""
     _DECODER.decode(text.decode("utf-8"))
 
 
@@ -44,26 +44,20 @@ _seen: dict[bytes, bool] = {}
 def _all_differ(text: bytes) -> bool:
     """Whether all names in a text differ, whatever their objects; False also if that is unclear.
 
-    The same text comes again and again, with other payloads, so what was found is kept: by the
-    digest, for there may be a secret in the text.
+    Results are cached, as the same text often comes with other payloads: by the digest, because
+    there may be a secret in the text.
     """
     digest = blake2b(text, digest_size=32).digest()
     found = _seen.get(digest)
     if found is None:
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
-        found = _seen[digest] = _names_differ(text)
+        names = _NAMES.findall(text)
+        found = _seen[digest] = b"\\" not in text and len(set(names)) == len(names)
     return found
 
 
-def _names_differ(text: bytes) -> bool:
-    if b"\\" in text:
-        return False
-    names = _NAMES.findall(text)
-    return len(set(names)) == len(names)
-
-
-def without(body: bytes, payloads: Iterable[Raw]) -> bytes:
+def without_payloads(body: bytes, payloads: Iterable[Raw]) -> bytes:
     """Return the body with a number in place of each payload."""
     pieces: list[bytes] = []
     start = 0

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mainspring.api.http.auth import Authenticator, check_operator, check_scope, digest_of
+from mainspring.api.http.auth import Authenticator, check_scope, digest_of
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.fast_path import FastHandler, Headers, PendingResponse
 from mainspring.api.http.idempotency import Idempotency, KeyOwner
@@ -26,7 +26,7 @@ from mainspring.api.http.operations import (
 )
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.openapi.operation import Doc
-from mainspring.errors import TooManyRequests
+from mainspring.errors import Forbidden, TooManyRequests
 from mainspring.store.audit import INSTALLATION
 
 SomeCall = TypeVar("SomeCall", "TenantCall", "OperatorCall")
@@ -105,7 +105,8 @@ class Endpoint:
         key = await self._authenticator.identify(authorization)
         actor = f"key:{key.id}"
         if isinstance(operation, OperatorOperation):
-            check_operator(key)
+            if not key.operator:
+                raise Forbidden("this needs an operator's key")
             serve = operation.handler
             if request.method != "POST":
                 return await serve(OperatorCall(request, actor))
@@ -142,8 +143,7 @@ class _NoBody(Struct, forbid_unknown_fields=True):
 
 
 def _strict(operation: Operation) -> Operation:
-    """Make an operation without a body refuse any but `{}`: a `{"dry_run": true}` would have no
-    effect."""
+    """Make an operation without a body refuse any but `{}`, whose fields would have no effect."""
     match operation:
         case TenantOperation(doc=Doc(body=None)):
             return replace(operation, handler=_without_body(operation.handler))

@@ -1,7 +1,7 @@
 """The fast path: requests that are served at once, without a parser or a task of their own.
 
 Under load nearly all requests are alike: plain creates over connections that send the same head
-again and again. What such a head asks for is worked out once, and from then on only the body is
+again and again. How such a head is served is worked out once, and from then on only the body is
 read. The parser, the task, the request object and the ten coroutines of the full path cost more
 than the work itself.
 
@@ -48,39 +48,29 @@ ServeFast = Callable[[bytes, ResponseSink], bool]
 declined, and nothing happened."""
 
 
-class FastPathCompiler(Protocol):
-    """Knows which heads can be served on the fast path."""
-
-    def compile_fast_path(self, scope: Scope) -> ServeFast | None:
-        """Return how requests with this head are served; None if only on the full path."""
-
-
-class _CachedHead(NamedTuple):
-    length: int
-    serve: ServeFast
+CompileFastPath = Callable[[Scope], ServeFast | None]
+"""Returns how requests with this head are served; None if only on the full path."""
 
 
 class HeaderCache:
-    """Heads that were seen before, each with how to serve it.
+    """Heads that were seen before, by their digest (they hold API keys), and how to serve each."""
 
-    A head is known by its digest: it has a key in it, and of keys only hashes are kept.
-    """
-
-    def __init__(self, compiler: FastPathCompiler | None) -> None:
-        self._compiler = compiler
-        self._known: dict[bytes, _CachedHead] = {}
+    def __init__(self, compile_fast_path: CompileFastPath | None) -> None:
+        self._compile = compile_fast_path
+        self._known: dict[bytes, tuple[int, ServeFast]] = {}
+        """By the digest of a head: the length of its body, and how to serve it."""
 
     def find(self, data: bytes) -> tuple[ServeFast, bytes] | None:
         """Return how to serve this data and its body if it is a whole request with a known head."""
         if not self._known or not data.startswith(_POST):
             return None
         head, body = _parts(data)
-        known = self._known.get(blake2b(head).digest())
-        return (known.serve, body) if known and len(body) == known.length else None
+        length, serve = self._known.get(blake2b(head).digest(), (-1, None))
+        return (serve, body) if serve is not None and len(body) == length else None
 
     def note(self, data: bytes, scope: Scope) -> None:
         """Remember the head of one whole request, which the parser read as this scope."""
-        serve = self._compiler.compile_fast_path(scope) if self._compiler else None
+        serve = self._compile(scope) if self._compile else None
         if serve is None:
             return
         head, body = _parts(data)
@@ -89,7 +79,7 @@ class HeaderCache:
             self._known.pop(digest, None)
             if len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[digest] = _CachedHead(len(body), serve)
+            self._known[digest] = (len(body), serve)
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:

@@ -31,13 +31,7 @@ from mainspring.errors import (
     RequestError,
     StoreUnavailable,
 )
-from mainspring.store.answers import (
-    AnswerStore,
-    BeforeCommit,
-    StoredAnswer,
-    Turn,
-    keep_answer,
-)
+from mainspring.store.answers import AnswerStore, BeforeCommit, StoredAnswer, Turn, keep_answer
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -81,14 +75,14 @@ class KeyOwner:
     waits: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class ResponseRecorder:
-    """Stores the answer to one request, sealed where it shows a secret."""
+    """Stores the answer to one request, encrypted where it shows a secret."""
 
-    def __init__(self, turn: Turn, body_hash: bytes, ttl: float, secret: str | None) -> None:
-        self.turn = turn
-        self.ttl = ttl
-        self._body_hash = body_hash
-        self._secret = secret
+    turn: Turn
+    body_hash: bytes
+    ttl: float
+    secret: str | None = field(repr=False)
 
     async def keep(self, connection: asyncpg.Connection, response: Response) -> None:
         """Store the answer in the transaction of what was asked for: both last or neither."""
@@ -98,9 +92,9 @@ class ResponseRecorder:
 
     def sealed(self, answered: Answered) -> StoredAnswer:
         body = answered.body
-        if self._secret is not None:
-            body = self.turn.token + _sealed(body, self._secret, self.turn.token)
-        return StoredAnswer(self._body_hash, answered.status, body, dict(answered.headers))
+        if self.secret is not None:
+            body = self.turn.token + _sealed(body, self.secret, self.turn.token)
+        return StoredAnswer(self.body_hash, answered.status, body, dict(answered.headers))
 
 
 Handler = Callable[[Request, ResponseRecorder | None], Awaitable[Response]]
@@ -157,8 +151,7 @@ class Idempotency:
     ) -> Answered:
         """Run `attempt` unless the key was used before; then return the first answer.
 
-        `attempt` gives the body it answers with status 201, stored already, or None when the store
-        found the key taken.
+        `attempt` returns the body of an answer 201 that is stored already; None: the key is taken.
         """
         return await self._once(request, lambda: self._create(request, attempt))
 
@@ -186,12 +179,12 @@ class Idempotency:
         while True:
             first = self._running.get((request.tenant_id, request.key))
             if first is None:
-                return await self._lead(request, attempt)
-            answer = await _follow(first, deadline)
+                return await self._run_first(request, attempt)
+            answer = await _wait_for_first(first, deadline)
             if answer is not None:
                 return _replay(request, answer)
 
-    async def _lead(
+    async def _run_first(
         self, request: RequestKey, attempt: Callable[[], Awaitable[Answered]]
     ) -> Answered:
         place = (request.tenant_id, request.key)
@@ -251,22 +244,22 @@ class Idempotency:
             crash_points.reach("post.served")
             answered = _answer_of(response)
             if response.status_code < 400:
-                kept = await self._keep(recorder, answered)
+                await self._keep(recorder, answered)
+                kept = True
             return answered
         finally:
             if not kept:
                 await self._give_up(turn)
 
-    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> bool:
-        """Store an answer, unless the transaction of its effect has done so. The effect is
-        committed, so the caller is answered even if this fails."""
+    async def _keep(self, recorder: ResponseRecorder, answered: Answered) -> None:
+        """Store an answer, unless the transaction of its effect has done so. A failure is logged
+        only: the effect is committed, so the caller must be answered."""
         try:
             await self._answers.keep(recorder.turn, recorder.sealed(answered), recorder.ttl)
         except StoreUnavailable as problem:
             log.warning(
                 "an answer was not stored", action="answer.not_stored", problem=str(problem)
             )
-        return True
 
     async def _give_up(self, turn: Turn) -> None:
         try:
@@ -275,7 +268,7 @@ class Idempotency:
             log.info("a turn was not given up: it expires", action="answer.turn_not_given_up")
 
 
-async def _follow(
+async def _wait_for_first(
     first: asyncio.Future[StoredAnswer | None], deadline: float
 ) -> StoredAnswer | None:
     """Wait for the answer to the first request; None when it failed."""
@@ -298,8 +291,7 @@ def _answer_of(response: Response) -> Answered:
 
 
 def _sealed(body: bytes, secret: str, nonce: bytes) -> bytes:
-    """The body under a pad derived from the caller's secret, of which only a hash is stored.
-    Sealing a sealed body opens it."""
+    """Encrypt a body, or decrypt it, with the caller's secret, of which only a hash is stored."""
     pad = shake_256(nonce + secret.encode("utf-8", "surrogatepass")).digest(len(body))
     return bytes(a ^ b for a, b in zip(body, pad, strict=True))
 

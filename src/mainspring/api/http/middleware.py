@@ -5,7 +5,7 @@ One plain ASGI layer, because every layer costs time on every request.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from prometheus_client import Counter
@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.api.http.fast_path import (
     FastHandler,
-    Headers,
-    PendingResponse,
     ResponseSink,
     ServeFast,
 )
@@ -50,7 +48,7 @@ _ONE_OFF = frozenset(
         b"x-request-id",
     }
 )
-"""A head with one of these will not come again, or asks for something unusual."""
+"""Headers whose request is not repeated alike, or needs the full path."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -88,14 +86,14 @@ class RequestMiddleware:
         exchange = scope[EXCHANGE] = Exchange(scope, self._request_id(headers), send)
         try:
             if not _declares_length(headers, self._max_body):
-                receive = _LimitedBody(receive, self._max_body)
+                receive = _limited(receive, self._max_body)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = 499
         except Exception as error:
             if exchange.started:
                 raise  # half an answer is out: the server must break the connection
-            await exchange.answer(self.answer_to(error, scope["path"], exchange.request_id))
+            await exchange.answer(self._answer_to(error, scope["path"], exchange.request_id))
         finally:
             self._end(exchange, started)
 
@@ -112,32 +110,56 @@ class RequestMiddleware:
             handle = compile_fast_path(fields) if known_length else None
         except RequestError:
             return None
-        return None if handle is None else _FastPath(self, scope["path"], handle).serve
+        return None if handle is None else partial(self._serve_fast, scope["path"], handle)
 
-    def answer_to(self, error: Exception, path: str, request_id: str) -> Response:
+    def _serve_fast(self, path: str, handle: FastHandler, body: bytes, reply: ResponseSink) -> bool:
+        started = monotonic()
+        try:
+            admitted = handle(body)
+        except Exception:
+            return False  # the full path comes to the same end, and says what is wrong
+        if admitted is None:
+            return False
+        pending, headers = admitted
+
+        def answer(_done: object) -> None:
+            request_id = self._new_id()
+            try:
+                response = pending.answer()
+            except Exception as error:
+                response = self._answer_to(error, path, request_id)
+            response.raw_headers.append((b"x-request-id", request_id.encode("ascii")))
+            response.raw_headers.extend(headers)
+            reply.answer_now(response)
+            self._count(path, "POST", response.status_code, monotonic() - started)
+
+        pending.done.add_done_callback(answer)
+        return True
+
+    def _answer_to(self, error: Exception, path: str, request_id: str) -> Response:
         if isinstance(error, StoreUnavailable):
             self._metrics.database_errors.inc()
         return answer_to(error, path=path, request_id=request_id)
 
-    def new_id(self) -> str:
+    def _new_id(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
         given = headers.get(b"x-request-id")
         if given is not None and _SANE_ID.fullmatch(given):
             return given.decode("ascii")
-        return self.new_id()
+        return self._new_id()
 
     def _end(self, exchange: "Exchange", started: float) -> None:
         scope = exchange.scope
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self.count(scope.get(ROUTE, "unknown"), method, exchange.status, monotonic() - started)
+        self._count(scope.get(ROUTE, "unknown"), method, exchange.status, monotonic() - started)
         # They refer to the scope and it to them: broken up here, because each request would leave a
         # cycle of objects to the garbage collector.
         scope.pop(EXCHANGE, None)
         scope.pop(CYCLE, None)
 
-    def count(self, route: str, method: str, status: int, seconds: float) -> None:
+    def _count(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. Labels come from a fixed set: a caller must not make new series."""
         series = (route, method, status)
         found = self._series.get(series)
@@ -146,40 +168,6 @@ class RequestMiddleware:
             found = self._series[series] = (counter, self._metrics.http_seconds.labels(route))
         found[0].inc()
         found[1].observe(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _FastPath:
-    """Serves the requests with one head."""
-
-    _middleware: RequestMiddleware
-    _path: str
-    _handle: FastHandler
-
-    def serve(self, body: bytes, reply: ResponseSink) -> bool:
-        started = monotonic()
-        try:
-            admitted = self._handle(body)
-        except Exception:
-            return False  # the full path comes to the same end, and says what is wrong
-        if admitted is None:
-            return False
-        pending, headers = admitted
-        pending.done.add_done_callback(lambda _: self._answer(pending, headers, reply, started))
-        return True
-
-    def _answer(
-        self, pending: PendingResponse, headers: Headers, reply: ResponseSink, started: float
-    ) -> None:
-        request_id = self._middleware.new_id()
-        try:
-            response = pending.answer()
-        except Exception as error:
-            response = self._middleware.answer_to(error, self._path, request_id)
-        response.raw_headers.append((b"x-request-id", request_id.encode("ascii")))
-        response.raw_headers.extend(headers)
-        reply.answer_now(response)
-        self._middleware.count(self._path, "POST", response.status_code, monotonic() - started)
 
 
 class Exchange:
@@ -217,21 +205,20 @@ async def _nothing_comes() -> Message:
     raise AssertionError("a whole answer asks for nothing more")
 
 
-class _LimitedBody:
-    """Counts the bytes of a body as they come, for callers who did not declare its length."""
+def _limited(receive: Receive, most: int) -> Receive:
+    """Count the bytes of a body as they come, for callers who did not declare its length."""
+    seen = 0
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._most = most
-        self._seen = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
+    async def count() -> Message:
+        nonlocal seen
+        message = await receive()
         if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
-            if self._seen > self._most:
-                raise _too_large(self._most)
+            seen += len(message.get("body", b""))
+            if seen > most:
+                raise _too_large(most)
         return message
+
+    return count
 
 
 def _declares_length(headers: dict[bytes, bytes], most: int) -> bool:

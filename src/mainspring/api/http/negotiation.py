@@ -81,12 +81,9 @@ def _is_one_of(content_type: bytes, known: Collection[str]) -> bool:
         if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
             return False
     kind = kind.strip()
-    return kind in known or (JSON in known and _is_json(kind))
-
-
-def _is_json(kind: str) -> bool:
-    """Any kind of JSON document is one: application/merge-patch+json, for example."""
-    return kind.startswith("application/") and kind.endswith("+json")
+    # Any kind of JSON document is one: application/merge-patch+json, for example.
+    is_json = kind.startswith("application/") and kind.endswith("+json")
+    return kind in known or (JSON in known and is_json)
 
 
 @lru_cache(256)

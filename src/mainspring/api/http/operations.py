@@ -109,8 +109,6 @@ class OperatorCall(Call, frozen=True):
 
 TenantHandler = Callable[[TenantCall], Awaitable[Response]]
 OperatorHandler = Callable[[OperatorCall], Awaitable[Response]]
-FastOperation = Callable[[int, bytes], PendingResponse]
-OpenHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class TenantOperation:
     remembers_answers: bool = False
     secret: bool = False
     or_operators: OperatorHandler | None = None
-    fast: FastOperation | None = None
+    fast: Callable[[int, bytes], PendingResponse] | None = None
     waits: float = 0.0
 
 
@@ -148,7 +146,7 @@ class OperatorOperation:
 class OpenOperation:
     """An operation that needs no key."""
 
-    handler: OpenHandler
+    handler: Callable[[Request], Awaitable[Response]]
     doc: Doc | None = None
 
 

@@ -134,7 +134,7 @@ class Parameters:
             return None
 
     def _refuse(self, name: str, detail: str) -> None:
-        self._problems.append(_problem(name, detail))
+        self._problems.append(Problem(f"/query/{name}", detail))
 
 
 class ListQuery(NamedTuple, Generic[F]):
@@ -187,7 +187,8 @@ def flag(params: QueryParams, name: str) -> bool:
 
 def bad_parameter(name: str, detail: str) -> InvalidRequest:
     """Return the error for one wrong parameter."""
-    return InvalidRequest("some query parameters do not make sense", [_problem(name, detail)])
+    problem = Problem(f"/query/{name}", detail)
+    return InvalidRequest("some query parameters do not make sense", [problem])
 
 
 def encode_cursor(before: UUID) -> str:
@@ -209,7 +210,3 @@ def decode_cursor(text: str) -> UUID:
     if len(data) != 16 or encode_cursor(UUID(bytes=data)) != text:
         raise ValueError(_NO_CURSOR)
     return UUID(bytes=data)
-
-
-def _problem(name: str, detail: str) -> Problem:
-    return Problem(f"/query/{name}", detail)

@@ -1,6 +1,6 @@
 """JSON that is the caller's own and kept as the bytes that came: looked at once, never changed.
 
-It is handed on to receivers and workers in many languages, so it must mean the same to all of them:
+It is passed on to receivers and workers in many languages and must mean the same to all of them:
 no name twice in one object, no number that a reader cannot hold, no U+0000.
 """
 
@@ -25,7 +25,8 @@ _decode = msgspec.json.Decoder().decode
 def payload_problems(payload: bytes, most_bytes: int) -> Sequence[Problem]:
     """Return the problems of JSON that receivers and workers shall read."""
     value, wrong = _read(payload, most_bytes)
-    if wrong is None and b"\\u0000" in payload and _has_nul(payload):
+    nul = b"\\u0000"
+    if wrong is None and nul in payload and any(e[0] == nul for e in _ESCAPES.finditer(payload)):
         wrong = "contains U+0000, which not every reader can take"
     if wrong is None:
         wrong = _ambiguity(payload, value)
@@ -39,8 +40,8 @@ def result_problems(result: bytes, most_bytes: int) -> Sequence[Problem]:
 
 
 def nested_too_deeply(payload: bytes) -> bool:
-    """Whether valid JSON is nested beyond the limit, found without a loop over its characters:
-    with all but the brackets gone, each pass that removes the innermost pairs takes one level."""
+    """Whether valid JSON is nested beyond the limit. Of its brackets alone, each pass removes the
+    innermost pairs, and so one level: that is faster than a loop over the characters."""
     if payload.count(b"[") + payload.count(b"{") <= MOST_NESTING:
         return False
     brackets = _STRINGS.sub(b"", payload).translate(_TO_BRACKETS, _NOT_BRACKETS)
@@ -49,10 +50,6 @@ def nested_too_deeply(payload: bytes) -> bool:
         if not brackets:
             return False
     return True
-
-
-def _has_nul(payload: bytes) -> bool:
-    return any(found[0] == b"\\u0000" for found in _ESCAPES.finditer(payload))
 
 
 def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
@@ -68,8 +65,8 @@ def _read(payload: bytes, most_bytes: int) -> tuple[object, str | None]:
 
 
 def _ambiguity(payload: bytes, value: object) -> str | None:
-    """Of a name that is given twice one is lost when the value is written anew, and a colon with
-    it. Where as many are left nothing was lost; else the slow way decides."""
+    """Return the problem of a name that is given twice. Encoding the value again would lose one,
+    with its colon: only if there are fewer colons then, the slow pass looks for the name."""
     colons = payload.count(b":")
     if colons < 2 or colons == encode_json(value).count(b":"):
         return None

@@ -47,7 +47,7 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
 
 
 def answer_to(error: Exception, *, path: str, request_id: str) -> Response:
-    """Return the answer that tells a caller about an error; log what is not the caller's fault."""
+    """Return the answer to a request that failed; log what is not the caller's fault."""
 
     def respond(
         code: str,

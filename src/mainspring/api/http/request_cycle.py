@@ -1,4 +1,4 @@
-"""Requests with their answers, and answers as bytes."""
+"""The cycle of a request and its answer on a connection."""
 
 from collections import deque
 from typing import Any
@@ -10,10 +10,7 @@ from mainspring.api.http.draining import Draining
 
 
 class Cycle(RequestResponseCycle):
-    """A request and its answer, which nearly always leaves in one piece.
-
-    uvicorn checks and joins an answer part by part, and writes it in two.
-    """
+    """A request and its answer, which is written at once: uvicorn would write it in two parts."""
 
     draining: Draining
     behind: deque[Any]
@@ -64,7 +61,7 @@ class Cycle(RequestResponseCycle):
 
 
 def closing_bytes(response: Response) -> bytes:
-    """The bytes of a whole answer after which the connection is closed."""
+    """Return the bytes of a whole answer after which the connection is closed."""
     headers = [(n, v) for n, v in response.raw_headers if n != b"connection"]
     headers.append((b"connection", b"close"))
     head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)

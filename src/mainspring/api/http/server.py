@@ -8,7 +8,7 @@ from typing import NoReturn, cast
 import uvicorn
 
 from mainspring.api.http.connection import HttpConfig, LimitedHttpProtocol
-from mainspring.api.http.draining import drained, refuse_connections
+from mainspring.api.http.draining import refuse_connections
 from mainspring.errors import ConfigError, ServerError
 
 _BACKLOG = 2048
@@ -17,6 +17,7 @@ _BACKLOG = 2048
 _ACCEPTED_WITHIN = 0.1
 """Seconds in which connections that wait to be accepted are, when the server stops."""
 
+_LOOK_EVERY = 0.05
 _DRAINED_WITHIN = 5.0
 """Seconds that requests may take to be answered after that."""
 
@@ -72,9 +73,23 @@ class HttpServer(uvicorn.Server):
             server.close()
         for listening in sockets or ():
             listening.close()
-        state = self.server_state
-        connections = cast("set[LimitedHttpProtocol]", state.connections)
-        await drained(connections, state.tasks, _DRAINED_WITHIN)
+        await self._drained()
+
+    async def _drained(self) -> None:
+        """Wait until all connections are closed and all requests are served, and close those that
+        are left in the end."""
+        connections = cast("set[LimitedHttpProtocol]", self.server_state.connections)
+        tasks, time = self.server_state.tasks, asyncio.get_running_loop().time
+        deadline = time() + _DRAINED_WITHIN
+        while (connections or tasks) and time() < deadline:
+            for connection in list(connections):
+                connection.close_if_idle()
+            await asyncio.sleep(_LOOK_EVERY)
+        for connection in list(connections):
+            connection.cut_off()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

@@ -14,7 +14,8 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import encode_json, json_response
-from mainspring.api.http.decoding import decode_as, readable_as
+from mainspring.api.http.body_errors import readable_as
+from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_schedule

@@ -13,7 +13,8 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.http.decoding import decode_as, decode_patch, readable_as
+from mainspring.api.http.body_errors import readable_as
+from mainspring.api.http.decoding import decode_as, decode_patch
 from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.node_ports import NodePort
 from mainspring.api.tasks.filters import task_filter

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainspring.api.http.auth import tenant_gone
-from mainspring.api.http.bodies import encode_json, raw_json
+from mainspring.api.http.bodies import RawJsonResponse, encode_json
 from mainspring.api.http.decoding import (
     decode_batch,
     decode_lines,
@@ -68,7 +68,8 @@ class TaskCreation:
         def created() -> Response:
             if not inserted.result():
                 raise tenant_gone()
-            return raw_json(answer, 201, {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'})
+            headers = {"Location": f"/v1/tasks/{_id_in(answer)}", "ETag": '"1"'}
+            return RawJsonResponse(answer, 201, headers)
 
         return PendingResponse(inserted, created)
 
@@ -122,4 +123,4 @@ def _is_ndjson(request: Request) -> bool:
 def _answer(outcome: Answered, headers: dict[str, str]) -> Response:
     if outcome.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return raw_json(outcome.body, outcome.status, headers)
+    return RawJsonResponse(outcome.body, outcome.status, headers)
