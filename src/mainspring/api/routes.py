@@ -13,7 +13,8 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 from mainspring.api.http.operations import (
@@ -29,17 +30,24 @@ from mainspring.errors import Conflict, MainspringError, PreconditionFailed
 Routes = Mapping[str, Operation]
 """Operations by method and path: `GET /v1/tasks/{id}`."""
 Links = Mapping[str, docs.Link]
+NO_LINKS: Links = MappingProxyType({})
 Verb = tuple[TenantHandler, str, str]
 """What changes the state of an item, its title and its description."""
 
 
-class More(TypedDict, total=False):
+class DocParts(TypedDict, total=False):
     """Optional parts of the documentation of an operation."""
 
     params: Sequence[docs.Param]
     body: docs.Body
     also_consumes: Sequence[str]
     problems: Sequence[type[MainspringError]]
+
+
+class TenantDocParts(DocParts, total=False):
+    """`if_match` adds the header of that name and the refusal of another revision."""
+
+    if_match: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +63,14 @@ class Tag:
         description: str,
         *replies: docs.ResponseDoc,
         if_match: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[DocParts],
     ) -> docs.Doc:
-        """Documentation of an operation of this group; `if_match` adds the header of that name and
-        the refusal of another revision."""
-        doc = docs.Doc(
-            id=id,
-            tag=self.name,
-            summary=summary,
-            description=description,
-            replies=replies,
-            **more,
-        )
-        if not if_match:
-            return doc
-        return replace(
-            doc,
-            params=[*doc.params, docs.IF_MATCH],
-            problems=[*doc.problems, PreconditionFailed],
+        """Documentation of an operation of this group."""
+        if if_match:
+            more["params"] = [*more.get("params", ()), docs.IF_MATCH]
+            more["problems"] = [*more.get("problems", ()), PreconditionFailed]
+        return docs.Doc(
+            id=id, tag=self.name, summary=summary, description=description, replies=replies, **more
         )
 
     def tenant(
@@ -85,11 +83,10 @@ class Tag:
         *replies: docs.ResponseDoc,
         or_scope: str | None = None,
         secret: bool = False,
-        if_match: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[TenantDocParts],
     ) -> TenantOperation:
         """An operation for a tenant's key with this scope."""
-        doc = self.doc(id, summary, description, *replies, if_match=if_match, **more)
+        doc = self.doc(id, summary, description, *replies, **more)
         return TenantOperation(scope, handler, doc, or_scope, secret=secret)
 
     def operator(
@@ -100,7 +97,7 @@ class Tag:
         description: str,
         *replies: docs.ResponseDoc,
         secret: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[DocParts],
     ) -> OperatorOperation:
         """An operation for an operator's key."""
         return OperatorOperation(
@@ -117,7 +114,7 @@ class Tag:
         of: object,
         *params: docs.Param,
         or_scope: str | None = None,
-        links: Links | None = None,
+        links: Links = NO_LINKS,
     ) -> TenantOperation:
         """The list of a resource, page by page."""
         reply = ok(f"A page of {things}.", of, links=links)
@@ -133,15 +130,12 @@ class Tag:
         noun: str,
         item: str,
         description: str,
-        *,
-        if_match: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[TenantDocParts],
     ) -> TenantOperation:
         """The removal of an item."""
         return self.tenant(
-            scope, handler, "delete" + noun, f"Delete {item}", description, docs.GONE,
-            if_match=if_match, **more,
-        )  # fmt: skip
+            scope, handler, "delete" + noun, f"Delete {item}", description, docs.GONE, **more
+        )
 
     def verbs(
         self,
@@ -163,26 +157,26 @@ class Tag:
 
 
 def ok(
-    description: str, type: object, *headers: docs.Header, links: Links | None = None
+    description: str, type: object, *headers: docs.Header, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
     """The answer 200 with a body of this type."""
-    return docs.ResponseDoc(200, description, type, headers, links=links or {})
+    return docs.ResponseDoc(200, description, type, headers, links=links)
 
 
 def created(
-    description: str, type: object, *headers: docs.Header, links: Links | None = None
+    description: str, type: object, *headers: docs.Header, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
-    """The answer 201 with the place of what was created."""
+    """The answer 201 with the path of what was created."""
     return docs.ResponseDoc(
-        201, description, type, [docs.LOCATION, *headers, docs.REPLAYED], links=links or {}
+        201, description, type, [docs.LOCATION, *headers, docs.REPLAYED], links=links
     )
 
 
-def created_unplaced(
-    description: str, type: object, *, links: Links | None = None
+def created_without_path(
+    description: str, type: object, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
-    """The answer 201 for what has no place of its own."""
-    return docs.ResponseDoc(201, description, type, [docs.REPLAYED], links=links or {})
+    """The answer 201 for what has no path of its own."""
+    return docs.ResponseDoc(201, description, type, [docs.REPLAYED], links=links)
 
 
 def links_by(field: str, **operations: tuple[str, str]) -> dict[str, docs.Link]:

@@ -17,11 +17,11 @@ from mainspring.api.admin.routes import (
 from mainspring.api.admin.secret_routes import egress_routes, secret_routes
 from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.admin.tenants import TenantResource
-from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
 from mainspring.api.http.auth import Authenticator, KeyActivity
+from mainspring.api.http.endpoint import Endpoint, Router
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
@@ -113,12 +113,16 @@ class ApiDependencies:
 
 
 def build_app(deps: ApiDependencies) -> RequestMiddleware:
-    """Return the application over these dependencies."""
-    return serve(
-        paths_of(deps),
-        deps.authenticator,
-        RateLimits(deps.config.requests_per_second),
-        deps.idempotency,
+    """Return the application over these dependencies. It has no lifespan: the server starts and
+    ends the parts."""
+    limits = RateLimits(deps.config.requests_per_second)
+    endpoints = {
+        path: Endpoint(path, known, deps.authenticator, limits, deps.idempotency)
+        for path, known in paths_of(deps).items()
+    }
+    return RequestMiddleware(
+        Router(endpoints),
+        {path: endpoint.compile_fast_path for path, endpoint in endpoints.items()},
         metrics=deps.metrics,
         rng=deps.rng,
         max_body=deps.config.max_body,

@@ -14,10 +14,10 @@ from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, no_such_key
+from mainspring.api.tasks.validation import seconds_of
 from mainspring.api.views import view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
-from mainspring.domain.duration import parse_duration
 from mainspring.errors import Conflict, Problem
 from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
@@ -124,11 +124,7 @@ def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
 
 
 def _seconds(given: float | str, pointer: str, most: float, problems: list[Problem]) -> float:
-    try:
-        seconds = parse_duration(given) if isinstance(given, str) else float(given)
-    except ValueError as error:
-        problems.append(Problem(pointer, str(error)))
-        return 1.0
+    seconds = seconds_of(given, pointer, problems)
     if seconds > most:
         problems.append(Problem(pointer, f"{most:.0f} seconds is the most"))
     return seconds

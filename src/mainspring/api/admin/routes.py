@@ -20,7 +20,7 @@ _KEY_RULES = {
     "KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN},
     "RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}},
 }
-_KEY_ID = docs.Param("id", str, "The key's id.", "path", required=True)
+_KEY_ID = docs.Param("id", str, "The key's id.", "path")
 _KEY_LINKS = links_by(
     "id",
     read=("getKey", "read it again"),

@@ -3,7 +3,7 @@
 from mainspring.api.admin.egress import EgressResource
 from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created_unplaced, links_by, ok
+from mainspring.api.routes import Routes, Tag, created_without_path, links_by, ok
 from mainspring.errors import Conflict
 from mainspring.execution.signing import SECRET_PATTERN
 from mainspring.store.vault import NoKey
@@ -29,7 +29,7 @@ def secret_routes(secrets: SecretResource) -> Routes:
             "admin", secrets.create, "createSecret", "Make a signing secret",
             "The secret is in the answer and nowhere else afterwards. One that is taken over from "
             "elsewhere says by its prefix which kind it is: `whsec_` HMAC, `whsk_` ed25519.",
-            created_unplaced("The new secret.", wire.NewSecretOut, links=links),
+            created_without_path("The new secret.", wire.NewSecretOut, links=links),
             body=docs.Body(wire.SecretIn, examples=new, required=False, rules=_RULES),
             problems=[Conflict, NoKey], secret=True,
         ),
@@ -40,7 +40,7 @@ def secret_routes(secrets: SecretResource) -> Routes:
             "admin", secrets.rotate, "rotateSecret", "Replace a signing secret",
             "Both sign until the old one ends, `overlap` seconds from now. The new one is of the "
             "same kind.",
-            created_unplaced("The new secret and the old one.", wire.RotatedOut),
+            created_without_path("The new secret and the old one.", wire.RotatedOut),
             body=docs.Body(wire.RotateIn, examples=a_day, required=False),
             problems=[Conflict, NoKey], secret=True,
         ),

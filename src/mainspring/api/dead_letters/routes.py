@@ -66,7 +66,7 @@ def _page(dead_letters: DeadLetterResource) -> TenantOperation:
             docs.Param("died_before", Instant, "Only letters that died before this time."),
             docs.Param("group", bool, "Count by kind of error."),
             docs.Param("payload", bool, "Show payloads (true)."),
-            docs.LIMIT, docs.CURSOR,
+            *docs.PAGED,
         ],
     )  # fmt: skip
 

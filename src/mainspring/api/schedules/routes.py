@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.routes import Routes, Tag, created, created_without_path, links_by, ok
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
@@ -81,12 +81,8 @@ _TIMES = docs.Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to
 _CALENDARS = Tag("Calendars")
 # The characters of a name, in hexadecimal: see `calendars`.
 _HEX_OF_NAME = r"^(2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]){1,100}$"
-_NAME_CURSOR = docs.Param(
-    "cursor",
-    Annotated[str, Meta(pattern=_HEX_OF_NAME, max_length=200)],
-    "Where to go on: `next_cursor` of the page before.",
-)
-_NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path", required=True)
+_BY_NAME = docs.page_by(Annotated[str, Meta(pattern=_HEX_OF_NAME, max_length=200)])
+_NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path")
 
 
 def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -> Routes:
@@ -95,7 +91,7 @@ def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -
             "read", reading.page, "listSchedules", "schedules", "Newest first.", wire.SchedulePage,
             docs.Param("state", wire.StateName, "Only schedules in this state."),
             docs.Param("name", docs.AnyText, "Only the schedule of this name."),
-            _OVERDUE, docs.LIMIT, docs.CURSOR,
+            _OVERDUE, *docs.PAGED,
         ),
         "POST /v1/schedules": _SCHEDULES.tenant(
             "write", changes.create, "createSchedule", "Create a schedule",
@@ -191,7 +187,7 @@ def _verb_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.backfill, "backfillSchedule", "Make up for a stretch of the past",
             "Makes a task for each occurrence from `from` to `to` that never had one, at most "
             "10000. At most `max_running` of them run at once. Excluded dates stay excluded.",
-            created_unplaced("The new tasks.", wire.BackfilledOut),
+            created_without_path("The new tasks.", wire.BackfilledOut),
             body=docs.Body(wire.BackfillIn, examples={"a day": day}),
         ),
     }  # fmt: skip
@@ -203,7 +199,7 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
         "GET /v1/calendars": _CALENDARS.tenant(
             "read", calendars.page, "listCalendars", "List calendars", "",
             ok("A page of calendars, by name.", wire.CalendarPage),
-            params=[docs.LIMIT, _NAME_CURSOR],
+            params=_BY_NAME,
         ),
         "POST /v1/calendars": _CALENDARS.tenant(
             "write", calendars.create, "createCalendar", "Create a calendar", "",

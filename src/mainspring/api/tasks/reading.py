@@ -9,11 +9,11 @@ from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.http.parameters import next_cursor, page_query
 from mainspring.api.items import existing, item_response, names_revision
 from mainspring.api.tasks.filters import outcome_query, task_query
-from mainspring.api.tasks.views import executions_out, task_out
+from mainspring.api.tasks.views import execution_out, task_out
 from mainspring.api.views import view
 from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.store.workers import WorkerStore
-from mainspring.wire.tasks import TaskPage
+from mainspring.wire.tasks import ExecutionList, TaskPage
 from mainspring.wire.workers import LogLineOut, LogPage
 
 
@@ -44,7 +44,7 @@ class TaskReading:
         found = await self.tasks.executions(call.tenant_id, call.task_id, outcome=outcome)
         if not found:
             await existing_task(self.tasks, call)
-        return json_response(executions_out(found))
+        return json_response(ExecutionList([execution_out(execution) for execution in found]))
 
     async def logs(self, call: TenantCall) -> Response:
         query = page_query(call.query)

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.routes import Routes, Tag, created, created_without_path, links_by, ok
 from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
@@ -89,7 +89,7 @@ def effect_routes(effects: EffectLog) -> Routes:
             "Of all calls with the same key exactly one is answered with 201; the others get 200 "
             "and the first one's answer, until `ttl` (7 days) has passed. A receiver that is "
             "called at least once can so have its effect once.",
-            created_unplaced("This call was the first.", EffectOut),
+            created_without_path("This call was the first.", EffectOut),
             ok("Another call was; this is its answer.", EffectOut),
             body=docs.Body(EffectIn, examples=example, rules=rules), or_scope="work",
         )
@@ -109,7 +109,7 @@ def _page(reading: TaskReading) -> TenantOperation:
         docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
         docs.Param("workflow_run_id", UUID, "Only steps of this run."),
         docs.Param("payload", bool, "Show payloads as well."),
-        docs.LIMIT, docs.CURSOR, links=docs.next_page("listTasks"),
+        *docs.PAGED, links=docs.next_page("listTasks"),
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _create_batch(creation: TaskCreation) -> TenantOperation:
         "createTasks", "Create many tasks",
         "All of them or none. As one JSON document, or, with the Content-Type "
         "`application/x-ndjson`, as NDJSON with a task a line. Every error names the task's index.",
-        created_unplaced("The new tasks' ids.", wire.Ids, links=first),
+        created_without_path("The new tasks' ids.", wire.Ids, links=first),
         ok("With `dry_run`: all tasks are in order. The ids are not used.", wire.Ids),
         params=[docs.DRY_RUN], also_consumes=["application/x-ndjson"], problems=[NoKey],
         body=docs.Body(wire.BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),

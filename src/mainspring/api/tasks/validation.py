@@ -41,6 +41,7 @@ from mainspring.wire.tasks import (
 )
 
 EXPIRES_EARLY = "is not after the time the task is due"
+UNBOUNDED = Meta()
 
 _CACHED_SPECS = 4096
 """Maximum specs in the cache, of at most `_LARGEST_CACHED` bytes each."""
@@ -196,9 +197,9 @@ class TaskValidator:
         target = target_of(task.target, None if problems else self.seal)
         spec = TaskSpec(
             target,
-            span(task.timeout, TIMEOUTS, "/timeout", problems),
-            span(task.sla, SLAS, "/sla", problems),
-            span(task.jitter, JITTERS, "/jitter", problems),
+            seconds_of(task.timeout, "/timeout", problems, TIMEOUTS),
+            seconds_of(task.sla, "/sla", problems, SLAS),
+            seconds_of(task.jitter, "/jitter", problems, JITTERS),
             retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
@@ -247,10 +248,7 @@ class TaskValidator:
                 problems.append(Problem("/delay", "cannot be given together with run_at"))
         elif delay is not None:
             pointer = "/delay"
-            try:
-                run = round(now + seconds_of(delay), 6)
-            except ValueError as error:
-                problems.append(Problem(pointer, str(error)))
+            run = round(now + seconds_of(delay, pointer, problems), 6)
         if run > now + self.config.horizon + 1e-6:  # it was rounded
             problems.append(Problem(pointer, _too_far(self.config.horizon)))
         elif run < 0:
@@ -258,40 +256,38 @@ class TaskValidator:
         return run
 
 
-def seconds_of(delay: Delay) -> float:
-    """Return a delay in seconds, whichever way it was written."""
-    return parse_duration(delay) if isinstance(delay, str) else delay
-
-
 def _too_far(most: float) -> str:
     return f"is too far ahead: at most {most / DAY:g} days are allowed"
 
 
-def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
-    """Return a duration in seconds; add to `problems` if it is not within its bounds."""
+def seconds_of(
+    given: Delay, pointer: str, problems: list[Problem], bounds: Meta = UNBOUNDED
+) -> float:
+    """Return a duration in seconds, 0 if it is refused; add to `problems` if it cannot be read or
+    is not within its bounds, which the decoder has checked where it is a number."""
     if not isinstance(given, str):
         return given
     try:
-        return _bounded(parse_duration(given), bounds)
+        seconds = parse_duration(given)
     except ValueError as error:
         problems.append(Problem(pointer, str(error)))
         return 0.0
-
-
-def _bounded(seconds: float, bounds: Meta) -> float:
     if bounds.gt is not None and seconds <= bounds.gt:
-        raise ValueError(f"is not more than {bounds.gt:g} seconds")
-    if bounds.le is not None and seconds > bounds.le:
-        raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
-    return seconds
+        detail = f"is not more than {bounds.gt:g} seconds"
+    elif bounds.le is not None and seconds > bounds.le:
+        detail = f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}"
+    else:
+        return seconds
+    problems.append(Problem(pointer, detail))
+    return 0.0
 
 
 def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
     return RetryPolicy(
         retry.max_attempts,
-        span(retry.initial, BACKOFFS, "/retry/initial", problems),
+        seconds_of(retry.initial, "/retry/initial", problems, BACKOFFS),
         retry.factor,
-        span(retry.max_delay, BACKOFFS, "/retry/max_delay", problems),
+        seconds_of(retry.max_delay, "/retry/max_delay", problems, BACKOFFS),
         retry.jitter,
         None if retry.on is None else list(retry.on),
     )

@@ -42,8 +42,7 @@ _UNNAMED = {
     "deadline": "PT2H",
 }
 _NIGHTLY = {"name": "nightly", **_UNNAMED}
-WORKFLOW_NAME = docs.Param("id", WorkflowName, "The workflow's name.", "path", required=True)
-_CURSOR = docs.Param("cursor", WorkflowName, "Where to go on: `next_cursor` of the page before.")
+WORKFLOW_NAME = docs.Param("id", WorkflowName, "The workflow's name.", "path")
 _VERSION = docs.Param(
     "version", Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)], "This version, instead of the latest."
 )
@@ -69,7 +68,7 @@ def workflow_routes(workflows: WorkflowResource) -> Routes:
         "GET /v1/workflows": _WORKFLOWS.page(
             "read", workflows.page, "listWorkflows", "workflows",
             "By name, each with its latest version, without the steps.",
-            wire.WorkflowPage, docs.LIMIT, _CURSOR,
+            wire.WorkflowPage, *docs.page_by(WorkflowName),
         ),
         "POST /v1/workflows": _WORKFLOWS.tenant(
             "write", workflows.create, "createWorkflow", "Create a workflow, or its next version",

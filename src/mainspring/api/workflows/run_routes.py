@@ -16,7 +16,7 @@ _AFTERWARDS = links_by(
     graph=("drawWorkflowRun", "draw it"),
     **{verb: (f"{verb}WorkflowRun", "") for verb in ("cancel", "pause", "resume", "retry")},
 )
-_STEP = docs.Param("step", StepId, "The step's id.", "path", required=True)
+_STEP = docs.Param("step", StepId, "The step's id.", "path")
 _ITEMS = docs.Param("items", bool, "Show each task of the steps that are done for a list (false).")
 _FILTERS = (
     docs.Param("state", RunStateOut, "Only runs in this state."),

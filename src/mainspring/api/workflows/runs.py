@@ -4,8 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-import msgspec
-from msgspec import Raw
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
@@ -21,7 +19,7 @@ from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.node_ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
 from mainspring.api.workflows.run_views import run_out, run_summary, states_of
-from mainspring.api.workflows.views import graph_response
+from mainspring.api.workflows.views import decode_input, graph_response
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -35,8 +33,6 @@ from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
-
-_INPUT = msgspec.json.Decoder(dict[str, Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class RunResource:
         body = await call.body()
         wanted = decode_as(RunIn, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self.workflows, call, wanted.version)
-        given = encode_json({**_INPUT.decode(workflow.definition.input), **wanted.input})
+        given = encode_json({**decode_input(workflow.definition.input), **wanted.input})
         problems = [
             problem.at("/input") for problem in payload_problems(given, self.config.max_payload)
         ]

@@ -11,8 +11,8 @@ from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import below
 from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
+from mainspring.api.tasks.views import decode_spec
 from mainspring.domain.schedules.template import has_placeholders, rewrite
-from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflows import condition
 from mainspring.domain.workflows.checks import Use, graph_problems, with_implied_needs
 from mainspring.domain.workflows.definition import (
@@ -28,7 +28,6 @@ from mainspring.wire.workflows import StepIn, WorkflowBody
 
 _STEPS_PER_TURN = 50
 _BASE = "https://x.example"
-_spec = msgspec.json.Decoder(TaskSpec)
 
 
 @dataclass(slots=True)
@@ -182,7 +181,7 @@ class WorkflowValidator:
             findings.complain(problem.pointer, problem.detail)
         if url is None:
             return compiled
-        spec = _spec.decode(compiled.encoded)
+        spec = decode_spec(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
         return compiled._replace(encoded=encode_json(spec.stored()))
 
@@ -207,11 +206,7 @@ class WorkflowValidator:
     def _span(self, pointer: str, span: Delay | None, problems: list[Problem]) -> float:
         if span is None:
             return 0.0
-        try:
-            seconds = float(seconds_of(span))
-        except ValueError as error:
-            problems.append(Problem(pointer, str(error)))
-            return 0.0
+        seconds = seconds_of(span, pointer, problems)
         if seconds > self.horizon:
             days = self.horizon / 86400
             problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))

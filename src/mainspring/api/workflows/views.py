@@ -5,9 +5,8 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.tasks.views import decode_spec, target_out, task_view
 from mainspring.api.views import view
-from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflows import graph as graphs
 from mainspring.domain.workflows.definition import Step, WorkflowDefinition
 from mainspring.store.workflows.workflows import StoredWorkflow
@@ -16,22 +15,21 @@ from mainspring.wire import workflows as wire
 MERMAID = "text/vnd.mermaid"
 DOT = "text/vnd.graphviz"
 
-_spec = msgspec.json.Decoder(TaskSpec)
-_input = msgspec.json.Decoder(dict[str, Raw])
+decode_input = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
     """A version as it was found."""
     definition = workflow.definition
     steps = [step_out(step) for step in definition.steps]
-    given = _input.decode(definition.input)
+    given = decode_input(definition.input)
     return view(wire.WorkflowOut, workflow, definition, steps=steps, input=given)
 
 
 def step_out(step: Step) -> wire.StepOut:
     """A step with the fields of its task."""
     template = step.template
-    spec = _spec.decode(template.spec)
+    spec = decode_spec(template.spec)
     return task_view(
         wire.StepOut, template, spec, step,
         needs=[] if step.implied else list(step.needs),
