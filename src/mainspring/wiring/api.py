@@ -9,12 +9,13 @@ from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import KeyResource
 from mainspring.api.admin.operations import Operations
 from mainspring.api.admin.routes import (
+    egress_routes,
     health_routes,
     installation_routes,
     key_routes,
+    secret_routes,
     tenant_routes,
 )
-from mainspring.api.admin.secret_routes import egress_routes, secret_routes
 from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.admin.tenants import TenantResource
 from mainspring.api.dead_letters.replaying import Replayer
@@ -48,8 +49,7 @@ from mainspring.api.workers.leases import LeaseResource
 from mainspring.api.workers.registry import WorkerResource
 from mainspring.api.workers.routes import lease_routes, worker_routes
 from mainspring.api.workflows.definitions import WorkflowResource
-from mainspring.api.workflows.routes import workflow_routes
-from mainspring.api.workflows.run_routes import run_routes
+from mainspring.api.workflows.routes import run_routes, workflow_routes
 from mainspring.api.workflows.runs import RunResource
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import Clock

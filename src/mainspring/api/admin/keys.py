@@ -39,7 +39,7 @@ class KeyResource:
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(KeyIn, await call.body())
-        expiry = self._expiry(wanted.expires_at, wanted.expires_in)
+        expiry = self._expiry(wanted.expires_at, wanted.expires_in, [])
         text = apikey.make(self.environment, self.unpredictable)
         made = await self.ring.create(
             call.tenant_id,
@@ -58,11 +58,11 @@ class KeyResource:
         query = page_query(call.query)
         found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([key.seq for key in found])
-        return json_response(KeyPage([key_out(key) for key in found], cursor))
+        return json_response(KeyPage([view(KeyOut, key) for key in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        return json_response(key_out(await self._existing(call.tenant_id, key_id)))
+        return json_response(view(KeyOut, await self._existing(call.tenant_id, key_id)))
 
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
@@ -97,10 +97,9 @@ class KeyResource:
         return existing(await self.ring.get(tenant_id, key_id), no_such_key, key_id)
 
     def _expiry(
-        self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
+        self, at: datetime | None, after: float | str | None, problems: list[Problem]
     ) -> Expiry | None:
         """Return when a key shall end, None if the request does not say; raise all problems."""
-        problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
             problems.append(Problem("/expires_in", "give either expires_at or expires_in"))
@@ -112,10 +111,6 @@ class KeyResource:
             _check_span(seconds, "/expires_in", LONGEST_LIFE, problems)
         raise_if(problems)
         return None if at is None and seconds is None else Expiry(at, seconds)
-
-
-def key_out(key: StoredKey) -> KeyOut:
-    return view(KeyOut, key)
 
 
 def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:

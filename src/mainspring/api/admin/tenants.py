@@ -52,7 +52,8 @@ class TenantResource:
         before = None if query.before is None else min(query.before, LARGEST_NUMBER)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])
-        return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))
+        items = [view(wire.TenantOut, tenant) for tenant in found]
+        return json_response(wire.TenantPage(items, cursor))
 
     async def one(self, call: OperatorCall) -> Response:
         return _shown(call.found(await self.tenants.get(call.tenant_id)))
@@ -104,14 +105,10 @@ def _checked(limits: TenantLimits) -> TenantLimits:
     return limits
 
 
-def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
-    return view(wire.TenantOut, tenant)
-
-
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
     body = view(wire.NewTenantOut, tenant, api_key=key.secret)
     return secret_response(body, f"/v1/tenants/{tenant.id}")
 
 
 def _shown(tenant: StoredTenant) -> Response:
-    return json_response(_tenant_out(tenant))
+    return json_response(view(wire.TenantOut, tenant))

@@ -116,8 +116,8 @@ class ScheduleChangeResource:
         if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
             template = self.validator.template(task, definition, problems)
-        elif checked is not None:
-            problems += validation.check_key(checked.definition, template)
+        elif checked is not None and template.concurrency_key is not None:
+            problems += validation.key_problems(checked.definition)
         if checked is not None:
             problems += validation.never_fires(checked, now)
         raise_if(problems)

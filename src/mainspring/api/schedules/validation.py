@@ -90,7 +90,7 @@ class ScheduleValidator:
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]
         if wanted.concurrency is not None and definition is not None:
-            problems += _key_problems(definition)
+            problems += key_problems(definition)
         encoded = msgspec.Raw(spec.encoded)
         return Template(encoded, msgspec.Raw(payload), spec.capability, *queueing(wanted))
 
@@ -116,11 +116,6 @@ def wanted_task(
         timeout=DAY,
         retry=RetryIn(max_attempts=1),
     )
-
-
-def check_key(definition: ScheduleDefinition, template: Template) -> list[Problem]:
-    """A task has one concurrency key: the schedule's own, for policies that make tasks wait."""
-    return [] if template.concurrency_key is None else _key_problems(definition)
 
 
 def never_fires(checked: Checked, now: float) -> list[Problem]:
@@ -250,7 +245,9 @@ async def _rule_problems(definition: ScheduleDefinition) -> list[Problem]:
     return []
 
 
-def _key_problems(definition: ScheduleDefinition) -> list[Problem]:
+def key_problems(definition: ScheduleDefinition) -> list[Problem]:
+    """Return the problem of a task with a concurrency key of its own: policies that make tasks wait
+    need the key for the schedule's."""
     if definition.overlap not in ("queue", "cancel_running"):
         return []
     detail = f"cannot be given with overlap {definition.overlap!r}, which has a key of its own"

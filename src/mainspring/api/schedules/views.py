@@ -7,9 +7,8 @@ from mainspring.api.tasks.views import target_out, task_view
 from mainspring.api.views import instant, instant_or_none, view
 from mainspring.domain.schedules.definition import Timetable
 from mainspring.domain.schedules.description import describe
-from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.store.schedules.schedules import StoredOccurrence, StoredSchedule, Template
+from mainspring.store.schedules.schedules import StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
 _COMPARED = 100
@@ -54,10 +53,6 @@ def asked_run(template: Template) -> AskedRun | None:
         return msgspec.json.decode(template.payload, type=AskedRun)
     except msgspec.MsgspecError:
         return None
-
-
-def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
-    return view(wire.OccurrenceOut, line, decision=Decision(line.decision))
 
 
 def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:

@@ -1,5 +1,6 @@
 """The routes of tasks."""
 
+from functools import partial
 from uuid import UUID
 
 from mainspring.api.http.operations import TenantOperation
@@ -10,6 +11,7 @@ from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
 from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.reading import TaskReading
+from mainspring.domain import transitions
 from mainspring.errors import Conflict
 from mainspring.store.vault import NoKey
 from mainspring.wire import tasks as wire
@@ -58,16 +60,16 @@ def task_routes(
         **_TASKS.verbs(
             "/v1/tasks/{id}", "Task", _THE_TASK, if_match=True,
             cancel=(
-                changes.cancel, "Cancel a task",
+                partial(changes.move, transitions.cancel), "Cancel a task",
                 "A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
                 "Calling twice is harmless.",
             ),
             pause=(
-                changes.pause, "Pause a task",
+                partial(changes.move, transitions.pause), "Pause a task",
                 "It will not start until it is resumed. Calling twice is harmless.",
             ),
             resume=(
-                changes.resume, "Resume a paused task",
+                partial(changes.move, transitions.resume), "Resume a paused task",
                 "It keeps its due time. Calling twice is harmless.",
             ),
             run=(

@@ -16,6 +16,7 @@ from msgspec import Meta
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.tasks.targets import Seal, has_secrets, target_of, target_problems
 from mainspring.clock import Clock
 from mainspring.config import Config
@@ -24,7 +25,7 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import Problem, RequestError, refusal
+from mainspring.errors import Problem, RequestError
 from mainspring.store.creation import NewTask
 from mainspring.wire.tasks import (
     BACKOFFS,
@@ -85,8 +86,7 @@ class TaskValidator:
         """Return a task to insert; problems point into its body."""
         problems: list[Problem] = []
         made = self._make(tenant_id, task, round(self.clock.now(), 6), problems)
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(problems)
         return made
 
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
@@ -105,8 +105,7 @@ class TaskValidator:
                     break
             if index % _TASKS_PER_TURN == 0 or len(made[-1].payload) > _LARGE_PAYLOAD:
                 await asyncio.sleep(0)
-        if problems:
-            raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
+        raise_if(problems[:MOST_PROBLEMS])
         return made
 
     async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:

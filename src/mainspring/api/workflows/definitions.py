@@ -119,12 +119,12 @@ def version_in(params: QueryParams) -> int | None:
 
 def graph_format(params: QueryParams) -> wire.GraphFormat:
     """Return the form in which a query asks for a graph."""
-    asked, forms = params.get("format", "json"), get_args(wire.GraphFormat)
-    form: wire.GraphFormat
-    for form in forms:
-        if form == asked:
-            return form
-    raise bad_parameter("format", f"is none of {', '.join(forms)}")
+    try:
+        form: wire.GraphFormat = msgspec.convert(params.get("format", "json"), wire.GraphFormat)
+    except msgspec.ValidationError:
+        forms = ", ".join(get_args(wire.GraphFormat))
+        raise bad_parameter("format", f"is none of {forms}") from None
+    return form
 
 
 def _created(workflow: StoredWorkflow) -> Response:

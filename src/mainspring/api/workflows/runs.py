@@ -18,8 +18,13 @@ from mainspring.api.http.problems import raise_if
 from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.node_ports import NodePort
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
-from mainspring.api.workflows.run_views import run_out, run_summary, states_of
-from mainspring.api.workflows.views import decode_input, graph_response
+from mainspring.api.workflows.views import (
+    decode_input,
+    graph_response,
+    run_out,
+    run_summary,
+    states_of,
+)
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -33,6 +38,9 @@ from mainspring.store.workflows.workflows import WorkflowStore
 from mainspring.wire.runs import RunIn, RunPage
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
+
+RunAction = Callable[..., Awaitable[Moved | None]]
+"""What a caller does to a run, or to a step of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +106,18 @@ class RunResource:
         steps = await self.runs.steps(call.tenant_id, run.id)
         return graph_response(definition, form, states_of(steps))
 
-    async def cancel(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.cancel)
-
-    async def pause(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.pause)
-
-    async def resume(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.resume)
-
-    async def retry(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.retry)
-
-    async def retry_step(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.retry, call.request.path_params["step"])
-
-    async def skip_step(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.skip, call.request.path_params["step"])
+    async def act(self, action: RunAction, call: TenantCall) -> Response:
+        """Do this to the run in the path, or to its step where the path names one."""
+        run_id, ownership = call.id_or(no_such_run), self.node.ownership()
+        params, now = call.request.path_params, self.clock.now()
+        step = [params["step"]] if "step" in params else []
+        try:
+            moved = await action(ownership, call.tenant_id, run_id, call.actor, now, *step)
+        except StoreUnavailable:
+            self.node.mark_stale()
+            raise
+        self.node.announce_runs(existing(moved, no_such_run, run_id))
+        return await self._shown(call, run_id)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -133,20 +136,6 @@ class RunResource:
         self.metrics.workflow_runs_started.inc()
         self.node.announce_runs(moved)
         return moved
-
-    async def _act(
-        self, call: TenantCall, act: Callable[..., Awaitable[Moved | None]], *step: str
-    ) -> Response:
-        run_id, ownership = call.id_or(no_such_run), self.node.ownership()
-        try:
-            moved = await act(
-                ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step
-            )
-        except StoreUnavailable:
-            self.node.mark_stale()
-            raise
-        self.node.announce_runs(existing(moved, no_such_run, run_id))
-        return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
         items = flag(call.query, "items")

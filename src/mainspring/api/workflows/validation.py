@@ -9,7 +9,7 @@ import msgspec
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.http.problems import below
+from mainspring.api.http.problems import below, raise_if
 from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
 from mainspring.api.tasks.views import decode_spec
 from mainspring.domain.schedules.template import has_placeholders, rewrite
@@ -22,7 +22,7 @@ from mainspring.domain.workflows.definition import (
     WorkflowDefinition,
 )
 from mainspring.domain.workflows.reference import BadReference, Reference, parts, references, whole
-from mainspring.errors import InvalidRequest, Problem, refusal
+from mainspring.errors import InvalidRequest, Problem
 from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget
 from mainspring.wire.workflows import StepIn, WorkflowBody
 
@@ -103,8 +103,7 @@ class WorkflowValidator:
         steps = with_implied_needs(steps)
         # Large graphs take long: other requests must not wait for them.
         problems += await asyncio.to_thread(graph_problems, steps, uses)
-        if problems:
-            raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
+        raise_if(problems[:MOST_PROBLEMS], "the workflow does not make sense")
         return WorkflowDefinition(
             name, tuple(steps), wanted.on_failure, deadline or None, given.decode()
         )
