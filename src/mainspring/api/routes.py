@@ -44,12 +44,6 @@ class DocParts(TypedDict, total=False):
     problems: Sequence[type[MainspringError]]
 
 
-class TenantDocParts(DocParts, total=False):
-    """`if_match` adds the header of that name and the refusal of another revision."""
-
-    if_match: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Tag:
     """A group of operations in the document."""
@@ -62,13 +56,9 @@ class Tag:
         summary: str,
         description: str,
         *replies: docs.ResponseDoc,
-        if_match: bool = False,
         **more: Unpack[DocParts],
     ) -> docs.Doc:
         """Documentation of an operation of this group."""
-        if if_match:
-            more["params"] = [*more.get("params", ()), docs.IF_MATCH]
-            more["problems"] = [*more.get("problems", ()), PreconditionFailed]
         return docs.Doc(
             id=id, tag=self.name, summary=summary, description=description, replies=replies, **more
         )
@@ -83,9 +73,14 @@ class Tag:
         *replies: docs.ResponseDoc,
         or_scope: str | None = None,
         secret: bool = False,
-        **more: Unpack[TenantDocParts],
+        if_match: bool = False,
+        **more: Unpack[DocParts],
     ) -> TenantOperation:
-        """An operation for a tenant's key with this scope."""
+        """An operation for a tenant's key with this scope; `if_match` adds the header of that name
+        and the refusal of another revision."""
+        if if_match:
+            more["params"] = [*more.get("params", ()), docs.IF_MATCH]
+            more["problems"] = [*more.get("problems", ()), PreconditionFailed]
         doc = self.doc(id, summary, description, *replies, **more)
         return TenantOperation(scope, handler, doc, or_scope, secret=secret)
 
@@ -102,39 +97,6 @@ class Tag:
         """An operation for an operator's key."""
         return OperatorOperation(
             handler, self.doc(id, summary, description, *replies, **more), secret
-        )
-
-    def page(
-        self,
-        scope: str,
-        handler: TenantHandler,
-        id: str,
-        things: str,
-        description: str,
-        of: object,
-        *params: docs.Param,
-        or_scope: str | None = None,
-        links: Links = NO_LINKS,
-    ) -> TenantOperation:
-        """The list of a resource, page by page."""
-        reply = ok(f"A page of {things}.", of, links=links)
-        return self.tenant(
-            scope, handler, id, f"List {things}", description, reply,
-            params=params, or_scope=or_scope,
-        )  # fmt: skip
-
-    def delete(
-        self,
-        scope: str,
-        handler: TenantHandler,
-        noun: str,
-        item: str,
-        description: str,
-        **more: Unpack[TenantDocParts],
-    ) -> TenantOperation:
-        """The removal of an item."""
-        return self.tenant(
-            scope, handler, "delete" + noun, f"Delete {item}", description, docs.GONE, **more
         )
 
     def verbs(

@@ -28,7 +28,7 @@ from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.node_ports import LeasePort, NodePort
-from mainspring.api.openapi.endpoints import described
+from mainspring.api.openapi.endpoints import description_paths
 from mainspring.api.routes import Routes, by_path
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
@@ -132,7 +132,7 @@ def build_app(deps: ApiDependencies) -> RequestMiddleware:
 def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     """Return every path with its operations, and those that describe them."""
     paths = by_path(_routes(deps))
-    return {**paths, **described(paths)}
+    return {**paths, **description_paths(paths)}
 
 
 def _routes(deps: ApiDependencies) -> Iterator[Routes]:

@@ -51,7 +51,7 @@ class AuditResource:
     async def page(self, call: TenantCall) -> Response:
         return await self._page(call.request, call.tenant_id)
 
-    async def whole(self, call: OperatorCall) -> Response:
+    async def page_of_all(self, call: OperatorCall) -> Response:
         """Return the audit log of all tenants, also deleted ones, and of the installation."""
         return await self._page(call.request, None)
 

@@ -13,9 +13,8 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, no_such_key
 from mainspring.api.tasks.validation import seconds_of
-from mainspring.api.views import view
+from mainspring.api.views import existing, no_such_key, view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
 from mainspring.errors import Conflict, Problem

@@ -50,10 +50,10 @@ _TOGETHER = {"EgressIn": docs.never(*_HALF)}
 def key_routes(keys: KeyResource) -> Routes:
     an_hour = {"an hour": {"grace": "PT1H"}}
     return {
-        "GET /v1/keys": _KEYS.page(
-            "admin", keys.page, "listKeys", "keys",
+        "GET /v1/keys": _KEYS.tenant(
+            "admin", keys.page, "listKeys", "List keys",
             "Newest first, those that have ended too, without secrets.",
-            wire.KeyPage, *docs.NUMBERED,
+            ok("A page of keys.", wire.KeyPage), params=docs.NUMBERED,
         ),
         "POST /v1/keys": _create_key(keys),
         "GET /v1/keys/{id}": _KEYS.tenant(
@@ -109,7 +109,7 @@ def installation_routes(audit: AuditResource, cluster: ClusterResource) -> Route
         ],
     )  # fmt: skip
     return {
-        "GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole),
+        "GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.page_of_all),
         "GET /v1/cluster": _OPERATIONS.operator(
             cluster.show, "getCluster", "Read the cluster",
             "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
@@ -204,8 +204,9 @@ def secret_routes(secrets: SecretResource) -> Routes:
             body=docs.Body(webhooks.SecretIn, examples=new, required=False, rules=_SECRET_RULES),
             problems=[Conflict, NoKey], secret=True,
         ),
-        "DELETE /v1/secrets/{id}": _WEBHOOKS.delete(
-            "admin", secrets.delete, "Secret", "a signing secret", "It signs nothing any more."
+        "DELETE /v1/secrets/{id}": _WEBHOOKS.tenant(
+            "admin", secrets.delete, "deleteSecret", "Delete a signing secret",
+            "It signs nothing any more.", docs.GONE,
         ),
         "POST /v1/secrets/{id}/rotate": _WEBHOOKS.tenant(
             "admin", secrets.rotate, "rotateSecret", "Replace a signing secret",

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.items import no_such_secret
-from mainspring.api.views import view
+from mainspring.api.views import no_such_secret, view
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing

@@ -1,6 +1,7 @@
 """Tenants, for operators, and a tenant's own view of its limits."""
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from msgspec import UNSET
@@ -33,13 +34,10 @@ class TenantResource:
 
     async def create(self, call: OperatorCall) -> Response:
         wanted = decode_as(wire.TenantIn, await call.body())
-        spread = wanted.spread or _usual_spread(wanted.max_running)
+        spread = wanted.spread or _default_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
-
-        def answer(made: StoredTenant) -> Response:
-            return _shown_once(made, text)
-
+        answer = partial(_shown_once, key=text)
         made = await self.tenants.create(
             wanted.name, limits, text, wire.SCOPES, call.actor, call.remember(answer)
         )
@@ -89,11 +87,11 @@ def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
     elif (old.max_running is None) == (max_running is None):
         spread = old.spread
     else:
-        spread = _usual_spread(max_running)
+        spread = _default_spread(max_running)
     return _checked(TenantLimits(weight, max_running, spread))
 
 
-def _usual_spread(max_running: int | None) -> int:
+def _default_spread(max_running: int | None) -> int:
     """A tenant with a limit is gathered in one partition, where its limit is exact."""
     return PARTITIONS if max_running is None else 1
 

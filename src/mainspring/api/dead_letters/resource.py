@@ -14,19 +14,13 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import ListQuery, Parameters, next_cursor
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_dead_letter
 from mainspring.api.tasks.filters import instant_in, labels_in
 from mainspring.api.tasks.views import new_task_out, task_out
-from mainspring.api.views import view
+from mainspring.api.views import existing, item_response, no_such_dead_letter, view
 from mainspring.errors import Conflict, Problem
 from mainspring.store.dead_letters import DeadLetterStore, LetterFilter, StoredLetter
 from mainspring.store.tasks import TaskStore
 from mainspring.wire import dead_letters as wire
-
-_PARAMETERS = {
-    *("resolved", "name", "queue", "label", "fingerprint", "died_after", "died_before"),
-    *("group", "limit", "cursor", "payload"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ class DeadLetterResource:
 
 def _query(params: QueryParams) -> tuple[ListQuery[LetterFilter], bool]:
     """Return the query of a list of dead letters, and whether it asks for groups instead."""
-    given = Parameters(params, _PARAMETERS)
+    given = Parameters(params)
     where = LetterFilter(
         name=given.text("name"),
         queue=given.text("queue"),

@@ -53,7 +53,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What can be done next with what was answered: parameter name → runtime expression."""
+    """An operation that may follow, with its parameters as runtime expressions of OpenAPI."""
 
     operation: str
     parameters: Mapping[str, str]

@@ -8,8 +8,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import Parameters, bad_parameter, read_one
-from mainspring.api.items import NAME, existing, item_response, name_in, no_such_calendar
-from mainspring.api.views import view
+from mainspring.api.views import NAME, existing, item_response, name_in, no_such_calendar, view
 from mainspring.errors import Conflict
 from mainspring.store.schedules.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage

@@ -7,6 +7,7 @@ definition: an edit while a schedule fires meets the old or the new one, never a
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,13 +18,12 @@ from mainspring.api.http.bodies import encode_json, json_response
 from mainspring.api.http.decoding import decode_as, readable_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.node_ports import NodePort
 from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule
-from mainspring.api.schedules.views import asked_run, compared, schedule_out
+from mainspring.api.schedules.views import compare_fire_times, requested_run, schedule_out
 from mainspring.api.tasks.views import new_task_out
-from mainspring.api.views import instant
+from mainspring.api.views import existing, instant, item_response, no_such_schedule
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -62,7 +62,7 @@ class ScheduleChangeResource:
 
     async def create(self, call: TenantCall) -> Response:
         now = self.clock.now()
-        wanted = await self._whole(call, now)
+        wanted = await self._wanted(call, now)
         schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
@@ -85,7 +85,7 @@ class ScheduleChangeResource:
             conclude=call.remember(self._created),
         )
         if made is None:
-            raise _taken(wanted.name)
+            raise _name_taken(wanted.name)
         self._announce(DecidedSchedules(), made.partition)
         return self._created(made)
 
@@ -98,7 +98,7 @@ class ScheduleChangeResource:
     async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self.schedules, call)
         call.check_rev(old.edition)
-        return await self._replace(call, old, await self._whole(call, self.clock.now(), old))
+        return await self._replace(call, old, await self._wanted(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
@@ -133,11 +133,8 @@ class ScheduleChangeResource:
             raise no_such_schedule(schedule_id)
         return Response(status_code=204)
 
-    async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, lambda old: _to_state(old, "paused", "paused"))
-
-    async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, lambda old: _to_state(old, "active", "resumed"))
+    async def set_state(self, state: Literal["paused", "active"], call: TenantCall) -> Response:
+        return await self._change(call, partial(_in_state, state))
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -156,7 +153,7 @@ class ScheduleChangeResource:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
 
         def choose(schedule: StoredSchedule) -> list[float]:
-            return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
+            return _fire_times(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
         remember = call.remember(_all_tasks)
         done = await self.schedules.backfill(
@@ -168,7 +165,7 @@ class ScheduleChangeResource:
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _whole(
+    async def _wanted(
         self, call: TenantCall, now: float, old: StoredSchedule | None = None
     ) -> _Wanted:
         """The schedule that a body describes completely."""
@@ -209,7 +206,7 @@ class ScheduleChangeResource:
     async def _replace(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
         if call.dry_run:
-            return self._previewed(_become(old, wanted), old.timetable, table, old.now)
+            return self._previewed(_as_replaced(old, wanted), old.timetable, table, old.now)
 
         def change(locked: StoredSchedule) -> ScheduleChange:
             after = max(locked.now - locked.offset, locked.decided_to)
@@ -228,14 +225,14 @@ class ScheduleChangeResource:
         try:
             return await self._change(call, change)
         except NameTaken:
-            raise _taken(wanted.name) from None
+            raise _name_taken(wanted.name) from None
 
     def _previewed(
         self, schedule: StoredSchedule, before: Timetable | None, after: Timetable, now: float
     ) -> Response:
         """The schedule as it would be, and how its fire times would change."""
         shown = schedule_out(schedule, self.config.overdue_after)
-        shown.fire_times = compared(before, after, now)
+        shown.fire_times = compare_fire_times(before, after, now)
         return json_response(shown)
 
     async def _change(
@@ -272,7 +269,7 @@ def _patched_task(
     old: StoredSchedule, patch: wire.SchedulePatch, problems: list[Problem]
 ) -> wire.TemplateIn | None:
     """The task that a patch asks for; None when that stays as it is."""
-    asked = asked_run(old.template)
+    asked = requested_run(old.template)
     task = None if patch.task is UNSET else patch.task
     if task is None and patch.workflow is UNSET and patch.input is UNSET:
         return None
@@ -296,18 +293,19 @@ def _all_tasks(decided: DecidedSchedules) -> Response:
     return json_response(wire.BackfilledOut(len(ids), ids), 201)
 
 
-def _to_state(
-    schedule: StoredSchedule, state: Literal["paused", "active"], verb: str
+def _in_state(
+    state: Literal["paused", "active"], schedule: StoredSchedule
 ) -> ScheduleChange | None:
-    """The change to a state, from any but the end; None when it is in that state."""
+    """Return the change to a state, from any but the end; None when it is in that state."""
     if schedule.state == state:
         return None
     if schedule.state == "ended":
+        verb = "paused" if state == "paused" else "resumed"
         raise Conflict(f"a schedule that has ended cannot be {verb}")
     return replace(ScheduleChange.of(schedule), state=state)
 
 
-def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+def _as_replaced(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
     """The schedule as it would read after the change."""
     definition = wanted.checked.definition
     after = max(old.now, old.decided_to)
@@ -322,11 +320,11 @@ def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
     )
 
 
-def _taken(name: str) -> Conflict:
+def _name_taken(name: str) -> Conflict:
     return Conflict(f"there is a schedule {name!r} already")
 
 
-def _between(table: Timetable, first: float, last: float) -> list[float]:
+def _fire_times(table: Timetable, first: float, last: float) -> list[float]:
     """The times to backfill, limited in number and in the time to work them out."""
     deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []

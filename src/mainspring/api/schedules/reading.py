@@ -20,10 +20,9 @@ from mainspring.api.http.parameters import (
     read_one,
 )
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import T, existing, item_response, no_such_schedule
 from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.schedules.views import schedule_out
-from mainspring.api.views import instant, view
+from mainspring.api.views import T, existing, instant, item_response, no_such_schedule, view
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedules import description as describe

@@ -1,5 +1,6 @@
 """The routes of schedules and calendars."""
 
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
@@ -75,7 +76,12 @@ _AFTERWARDS = links_by(
     **{verb: (f"{verb}Schedule", "") for verb in ("pause", "resume", "run")},
 )
 _THE_SCHEDULE = ok("The schedule as it is now.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS)
-_OVERDUE = docs.Param("overdue", bool, "Only those whose next time has passed without a decision.")
+_FILTERS = (
+    docs.Param("state", wire.StateName, "Only schedules in this state."),
+    docs.Param("name", docs.AnyText, "Only the schedule of this name."),
+    docs.Param("overdue", bool, "Only those whose next time has passed without a decision."),
+    *docs.PAGED,
+)
 _AFTER = docs.Param("after", Instant, "Show times after this one, instead of after now.")
 _TIMES = docs.Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
 _CALENDARS = Tag("Calendars")
@@ -87,11 +93,9 @@ _NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path")
 
 def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -> Routes:
     return {
-        "GET /v1/schedules": _SCHEDULES.page(
-            "read", reading.page, "listSchedules", "schedules", "Newest first.", wire.SchedulePage,
-            docs.Param("state", wire.StateName, "Only schedules in this state."),
-            docs.Param("name", docs.AnyText, "Only the schedule of this name."),
-            _OVERDUE, *docs.PAGED,
+        "GET /v1/schedules": _SCHEDULES.tenant(
+            "read", reading.page, "listSchedules", "List schedules", "Newest first.",
+            ok("A page of schedules.", wire.SchedulePage), params=_FILTERS,
         ),
         "POST /v1/schedules": _SCHEDULES.tenant(
             "write", changes.create, "createSchedule", "Create a schedule",
@@ -156,9 +160,9 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             body=docs.Body(wire.SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
             problems=[Conflict],
         ),
-        "DELETE /v1/schedules/{id}": _SCHEDULES.delete(
-            "write", changes.delete, "Schedule", "a schedule",
-            "With its occurrences. Tasks that it made stay as they are.", if_match=True,
+        "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
+            "write", changes.delete, "deleteSchedule", "Delete a schedule",
+            "With its occurrences. Tasks that it made stay as they are.", docs.GONE, if_match=True,
         ),
     }  # fmt: skip
 
@@ -169,12 +173,12 @@ def _verb_routes(changes: ScheduleChangeResource) -> Routes:
         **_SCHEDULES.verbs(
             "/v1/schedules/{id}", "Schedule", _THE_SCHEDULE, if_match=True,
             pause=(
-                changes.pause, "Pause a schedule",
+                partial(changes.set_state, "paused"), "Pause a schedule",
                 "Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
                 "harmless.",
             ),
             resume=(
-                changes.resume, "Resume a paused schedule",
+                partial(changes.set_state, "active"), "Resume a paused schedule",
                 "It goes on with the next time to come. Calling twice is harmless.",
             ),
         ),
@@ -217,8 +221,8 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
             params=[_NAME], if_match=True,
             body=docs.Body(wire.CalendarDates, examples={"one": {"dates": ["2026-12-25"]}}),
         ),
-        "DELETE /v1/calendars/{id}": _CALENDARS.delete(
-            "write", calendars.delete, "Calendar", "a calendar", "While no schedule names it.",
-            params=[_NAME], problems=[Conflict],
+        "DELETE /v1/calendars/{id}": _CALENDARS.tenant(
+            "write", calendars.delete, "deleteCalendar", "Delete a calendar",
+            "While no schedule names it.", docs.GONE, params=[_NAME], problems=[Conflict],
         ),
     }  # fmt: skip

@@ -11,13 +11,13 @@ from mainspring.domain.task import RUN_WORKFLOW
 from mainspring.store.schedules.schedules import StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
-_COMPARED = 100
+_MOST_COMPARED = 100
 
 
 def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.ScheduleOut:
     """A schedule as it was found."""
     definition = schedule.definition
-    asked = asked_run(schedule.template)
+    asked = requested_run(schedule.template)
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
@@ -38,28 +38,28 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.Schedul
     )  # fmt: skip
 
 
-class AskedRun(Struct):
+class RequestedRun(Struct):
     """The payload of a task that runs a workflow."""
 
     workflow: str
     input: dict[str, Raw]
 
 
-def asked_run(template: Template) -> AskedRun | None:
+def requested_run(template: Template) -> RequestedRun | None:
     """The run that a schedule asks for, where it does so in place of a task."""
     if template.capability != f"handler:{RUN_WORKFLOW}":
         return None
     try:
-        return msgspec.json.decode(template.payload, type=AskedRun)
+        return msgspec.json.decode(template.payload, type=RequestedRun)
     except msgspec.MsgspecError:
         return None
 
 
-def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
+def compare_fire_times(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
     """How the next fire times differ, up to the last time that both show."""
-    before = old.upcoming(now, _COMPARED) if old else []
-    after = new.upcoming(now, _COMPARED) if new else []
-    full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
+    before = old.upcoming(now, _MOST_COMPARED) if old else []
+    after = new.upcoming(now, _MOST_COMPARED) if new else []
+    full = [times[-1] for times in (before, after) if len(times) == _MOST_COMPARED]
     horizon = min(full, default=float("inf"))
     was, will = ({t for t in times if t <= horizon} for times in (before, after))
     return wire.FireTimes(

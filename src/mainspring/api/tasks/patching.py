@@ -8,7 +8,6 @@ from msgspec import UNSET, Meta, UnsetType
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import T
 from mainspring.api.tasks.targets import target_problems
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
@@ -18,6 +17,7 @@ from mainspring.api.tasks.validation import (
     seconds_of,
 )
 from mainspring.api.tasks.views import decode_spec
+from mainspring.api.views import T
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec

@@ -7,10 +7,9 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.operations import TenantCall, no_such_task
 from mainspring.api.http.parameters import next_cursor, page_query
-from mainspring.api.items import existing, item_response, names_revision
 from mainspring.api.tasks.filters import outcome_query, task_query
 from mainspring.api.tasks.views import execution_out, task_out
-from mainspring.api.views import view
+from mainspring.api.views import existing, item_response, names_revision, view
 from mainspring.store.tasks import StoredTask, TaskStore
 from mainspring.store.workers import WorkerStore
 from mainspring.wire.tasks import ExecutionList, TaskPage

@@ -99,19 +99,21 @@ def effect_routes(effects: EffectLog) -> Routes:
 
 
 def _page(reading: TaskReading) -> TenantOperation:
-    return _TASKS.page(
-        "read", reading.page, "listTasks", "tasks",
+    return _TASKS.tenant(
+        "read", reading.page, "listTasks", "List tasks",
         "Newest first, unfinished and finished ones. Filters are joined by *and*. A page may be "
         "short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
-        wire.TaskPage,
-        docs.Param("state", wire.State, "Only tasks in this state."),
-        *docs.OF_TASKS,
-        docs.Param("due_after", wire.Instant, "Only tasks due at or after this time."),
-        docs.Param("due_before", wire.Instant, "Only tasks due before this time."),
-        docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
-        docs.Param("workflow_run_id", UUID, "Only steps of this run."),
-        docs.Param("payload", bool, "Show payloads as well."),
-        *docs.PAGED, links=docs.next_page("listTasks"),
+        ok("A page of tasks.", wire.TaskPage, links=docs.next_page("listTasks")),
+        params=[
+            docs.Param("state", wire.State, "Only tasks in this state."),
+            *docs.OF_TASKS,
+            docs.Param("due_after", wire.Instant, "Only tasks due at or after this time."),
+            docs.Param("due_before", wire.Instant, "Only tasks due before this time."),
+            docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
+            docs.Param("workflow_run_id", UUID, "Only steps of this run."),
+            docs.Param("payload", bool, "Show payloads as well."),
+            *docs.PAGED,
+        ],
     )  # fmt: skip
 
 
@@ -177,10 +179,10 @@ def _item_routes(
             _THE_TASK, params=[docs.DRY_RUN], if_match=True, problems=[Conflict, NoKey],
             body=docs.Body(wire.TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
         ),
-        "DELETE /v1/tasks/{id}": _TASKS.delete(
-            "write", changes.delete, "Task", "a task",
+        "DELETE /v1/tasks/{id}": _TASKS.tenant(
+            "write", changes.delete, "deleteTask", "Delete a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
-            "the audit log.", if_match=True,
+            "the audit log.", docs.GONE, if_match=True,
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
             "read", reading.executions, "listExecutions", "List a task's executions",

@@ -77,7 +77,7 @@ class LeaseResource:
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
         with self.watch.over(call.request.headers.get("authorization")) as ended:
-            leased = await _unless_gone(
+            leased = await _while_connected(
                 call.request, ended, lambda: self.lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
@@ -117,7 +117,7 @@ class LeaseResource:
         return json_response(wire.LogsTakenOut(kept, len(sent.lines) - kept))
 
 
-async def _unless_gone(
+async def _while_connected(
     request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
 ) -> T:
     """Run long work; cancel it when the caller disconnects or its key ends."""

@@ -17,8 +17,15 @@ from mainspring.api.http.parameters import (
     page_query,
     read_one,
 )
-from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
-from mainspring.api.views import instant, view
+from mainspring.api.views import (
+    NAME,
+    existing,
+    instant,
+    item_response,
+    name_in,
+    no_such_workflow,
+    view,
+)
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock

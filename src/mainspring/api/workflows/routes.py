@@ -85,10 +85,10 @@ _NOW = ok("The run as it is now.", RunOut, docs.ETAG, links=_RUN_LINKS)
 
 def workflow_routes(workflows: WorkflowResource) -> Routes:
     return {
-        "GET /v1/workflows": _WORKFLOWS.page(
-            "read", workflows.page, "listWorkflows", "workflows",
+        "GET /v1/workflows": _WORKFLOWS.tenant(
+            "read", workflows.page, "listWorkflows", "List workflows",
             "By name, each with its latest version, without the steps.",
-            wire.WorkflowPage, *docs.page_by(WorkflowName),
+            ok("A page of workflows.", wire.WorkflowPage), params=docs.page_by(WorkflowName),
         ),
         "POST /v1/workflows": _WORKFLOWS.tenant(
             "write", workflows.create, "createWorkflow", "Create a workflow, or its next version",
@@ -142,12 +142,13 @@ def _item_routes(workflows: WorkflowResource) -> Routes:
 def run_routes(runs: RunResource) -> Routes:
     return {
         **_routes_under_workflows(runs),
-        "GET /v1/workflow-runs": _RUNS.page(
-            "read", runs.page, "listWorkflowRuns", "runs",
+        "GET /v1/workflow-runs": _RUNS.tenant(
+            "read", runs.page, "listWorkflowRuns", "List runs",
             "Newest first. A page may be short and still have a next one.",
-            RunPage,
-            docs.Param("workflow", docs.AnyText, "Only runs of this workflow."),
-            *_FILTERS,
+            ok("A page of runs.", RunPage),
+            params=[
+                docs.Param("workflow", docs.AnyText, "Only runs of this workflow."), *_FILTERS,
+            ],
         ),
         "GET /v1/workflow-runs/{id}": _RUNS.tenant(
             "read", runs.one, "getWorkflowRun", "Read a run",

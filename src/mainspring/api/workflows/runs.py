@@ -15,8 +15,8 @@ from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cursor
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.node_ports import NodePort
+from mainspring.api.views import existing, item_response, no_such_run
 from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
 from mainspring.api.workflows.views import (
     decode_input,
@@ -156,6 +156,6 @@ class RunResource:
 
 def _run_query(params: QueryParams) -> ListQuery[RunFilter]:
     """Return the query of a list of runs."""
-    given = Parameters(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
+    given = Parameters(params)
     state = given.choice("state", RunState)
     return given.list_query(RunFilter(given.text("workflow"), state, given.uuid("schedule_id")))

@@ -38,13 +38,13 @@ class _Findings:
     in_foreach: bool
     problems: list[Problem] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)
-    """For each step it speaks of, where it does so first."""
+    """Places of the first references to steps, by step."""
     dynamic: bool = False
 
-    def complain(self, pointer: str, detail: str) -> None:
+    def add(self, pointer: str, detail: str) -> None:
         self.problems.append(Problem(f"/steps/{self.index}{pointer}", detail))
 
-    def text(self, pointer: str, text: str) -> None:
+    def check_text(self, pointer: str, text: str) -> None:
         """Check a text that may hold templates."""
         if "{{" not in text:
             return
@@ -52,32 +52,30 @@ class _Findings:
         try:
             found = list(references(text))
         except BadReference as error:
-            self.complain(pointer, str(error))
+            self.add(pointer, str(error))
             return
         for reference in found:
             self._reference(pointer, reference)
 
-    def document(self, pointer: str, document: bytes) -> None:
+    def check_document(self, pointer: str, document: bytes) -> None:
         """Check all strings of a JSON document."""
 
         def look(text: str) -> bytes:
-            self.text(pointer, text)
+            self.check_text(pointer, text)
             return b"0"
 
         if has_placeholders(document):
             self.dynamic = True
             rewrite(document, look)
 
-    def use(self, pointer: str, step: str) -> None:
+    def add_use(self, pointer: str, step: str) -> None:
         self.uses.setdefault(step, pointer)
 
     def _reference(self, pointer: str, reference: Reference) -> None:
         if reference.root in ("item", "index") and not self.in_foreach:
-            self.complain(
-                pointer, f"{{{{{reference.root}}}}} is for the task of a step with foreach"
-            )
+            self.add(pointer, f"{{{{{reference.root}}}}} is for the task of a step with foreach")
         elif reference.step is not None:
-            self.use(pointer, reference.step)
+            self.add_use(pointer, reference.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +129,11 @@ class WorkflowValidator:
         if wanted.if_ is not None:
             try:
                 for name in condition.compiled(wanted.if_).steps:
-                    findings.use("/if", name)
+                    findings.add_use("/if", name)
             except condition.BadCondition as error:
-                findings.complain("/if", str(error))
+                findings.add("/if", str(error))
         if wanted.cleanup and wanted.when not in (None, "all_finished"):
-            findings.complain("/when", "a cleanup step runs however the steps before it ended")
+            findings.add("/when", "a cleanup step runs however the steps before it ended")
         delay = self._span(f"/steps/{findings.index}/delay", wanted.delay, findings.problems)
         return Step(
             wanted.id,
@@ -155,9 +153,9 @@ class WorkflowValidator:
             p.at(f"/steps/{findings.index}{p.pointer}")
             for p in payload_problems(payload, self.max_payload)
         ]
-        findings.document("/payload", payload)
+        findings.check_document("/payload", payload)
         for pointer, text in _texts(wanted):
-            findings.text(pointer, text)
+            findings.check_text(pointer, text)
         spec = self._spec(wanted, findings)
         return TaskTemplate(
             spec.encoded.decode(),
@@ -177,7 +175,7 @@ class WorkflowValidator:
             target = msgspec.structs.replace(target, url=_sample(url))
         compiled = self.tasks.compile_timeless(wanted, target, wanted.jitter)
         for problem in compiled.problems:
-            findings.complain(problem.pointer, problem.detail)
+            findings.add(problem.pointer, problem.detail)
         if url is None:
             return compiled
         spec = decode_spec(compiled.encoded)
@@ -196,10 +194,10 @@ class WorkflowValidator:
         if not found:
             # Its own templates are filled in before there is an item.
             outside = _Findings(findings.index, in_foreach=False)
-            outside.document("/foreach", given)
+            outside.check_document("/foreach", given)
             findings.problems += outside.problems
             for name, pointer in outside.uses.items():
-                findings.use(pointer, name)
+                findings.add_use(pointer, name)
         return given.decode()
 
     def _span(self, pointer: str, span: Delay | None, problems: list[Problem]) -> float:
