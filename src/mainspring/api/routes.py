@@ -32,7 +32,7 @@ Routes = Mapping[str, Operation]
 Links = Mapping[str, docs.Link]
 NO_LINKS: Links = MappingProxyType({})
 Verb = tuple[TenantHandler, str, str]
-"""What changes the state of an item, its title and its description."""
+"""The handler of a change of state, its title and its description."""
 
 
 class DocParts(TypedDict, total=False):
@@ -142,7 +142,7 @@ def created_without_path(
 
 
 def links_by(field: str, **operations: tuple[str, str]) -> dict[str, docs.Link]:
-    """What can be done next with an item, named by this field of the answer: operations by link,
+    """Return the operations that may follow on an item, named by this field of the answer, by link,
     each with its description."""
     where = {"id": f"$response.body#/{field}"}
     return {name: docs.Link(id, where, words) for name, (id, words) in operations.items()}

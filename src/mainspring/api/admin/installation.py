@@ -17,8 +17,6 @@ from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, Stored
 from mainspring.store.cluster import NodeRecord, Topology
 from mainspring.wire import admin as wire
 
-AUDIT_FILTERS = ("action", "actor", "subject")
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterResource:
@@ -56,7 +54,7 @@ class AuditResource:
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
-        query = page_query(request.query_params, AUDIT_FILTERS)
+        query = page_query(request.query_params, ("action", "actor", "subject"))
         where = AuditFilter(tenant_id, **query.where)
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before

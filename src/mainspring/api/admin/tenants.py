@@ -78,7 +78,7 @@ class TenantResource:
 
 
 def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
-    """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
+    """Return the limits after a patch. Without a spread in it, the default applies whenever a limit
     comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
     max_running = old.max_running if patch.max_running is UNSET else patch.max_running
@@ -92,7 +92,7 @@ def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
 
 
 def _default_spread(max_running: int | None) -> int:
-    """A tenant with a limit is gathered in one partition, where its limit is exact."""
+    """Return one partition for a tenant with a limit, where the limit is exact; else all."""
     return PARTITIONS if max_running is None else 1
 
 

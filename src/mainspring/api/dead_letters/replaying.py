@@ -23,7 +23,7 @@ _POLL_EVERY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Creates new tasks from dead letters and tells their owners."""
+    """The creation of new tasks from dead letters."""
 
     store: DeadLetterStore
     ids: TaskIds

@@ -40,7 +40,7 @@ class Components:
         }
 
     def of(self, kind: object) -> Json:
-        """The schema of a type, mostly a reference."""
+        """Return the schema of a type, mostly a reference."""
         return dict(self._found[id(kind)])
 
 
@@ -57,7 +57,7 @@ def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
 
 
 def _readable(schema: Json, *, always_sent: bool) -> Json:
-    """An object with its defaults in the description, or without them if it is an answer."""
+    """Return an object with its defaults in the description, or without them in an answer."""
     properties: Json = {}
     required = set(schema.get("required", ()))
     for name, part in schema.get("properties", {}).items():
@@ -95,7 +95,7 @@ def _typed(schema: Any) -> Any:
 
 
 def _reachable(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[str]:
-    """The names of all components that these schemas lead to."""
+    """Return the names of all components that these schemas lead to."""
     found: set[str] = set()
     ahead = [name for schema in schemas for name in _references(schema)]
     while ahead:
@@ -118,7 +118,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _sparse_structs(types: Sequence[object]) -> set[str]:
-    """The names of all structs that are encoded without the fields that are at their defaults."""
+    """Return the names of all structs that are encoded without fields at their defaults."""
     found: dict[type, bool] = {}
     ahead: list[object] = list(msgspec.inspect.multi_type_info(types))
     while ahead:

@@ -56,7 +56,7 @@ _X_REQUEST_ID = Param(
 
 
 def describe(paths: Paths, version: str) -> Json:
-    """The whole document."""
+    """Return the whole document."""
     docs = [op.doc for known in paths.values() for op in known.values() if op.doc is not None]
     schemas = _components(docs)
     return {
@@ -89,7 +89,7 @@ def describe(paths: Paths, version: str) -> Json:
 
 
 def _components(docs: Sequence[Doc]) -> Components:
-    """The schemas of every type that the docs name."""
+    """Return the schemas of every type that the docs name."""
     bodies = [doc.body for doc in docs if doc.body is not None]
     rules = {name: rule for body in bodies for name, rule in body.rules.items()}
     others: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
@@ -214,7 +214,7 @@ def _headers(headers: Iterable[Header], schemas: Components) -> Json:
 
 
 def _causes(path: str, method: str, operation: Operation, doc: Doc) -> Iterator[Error]:
-    """Every problem the operation can answer with, its own and those of its kind."""
+    """Yield every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
     if not isinstance(operation, OpenOperation):
         yield from (errors.Unauthenticated, errors.Forbidden)

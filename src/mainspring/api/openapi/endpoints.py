@@ -43,7 +43,7 @@ OPENAPI = _doc(
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Bytes that stay the same while the process lives, with their ETag."""
+    """A response that stays the same while the process lives, with its ETag."""
 
     body: bytes
     media_type: str

@@ -119,7 +119,10 @@ def never(*cases: Case) -> dict[str, object]:
 
 def several(*names: str) -> list[Case]:
     """The cases in which two of these fields are given; a null is as good as nothing."""
-    return [_given(*pair) for pair in combinations(names, 2)]
+    return [
+        {"required": list(pair), "properties": dict.fromkeys(pair, _SOMETHING)}
+        for pair in combinations(names, 2)
+    ]
 
 
 def none_of(*names: str) -> Case:
@@ -141,10 +144,6 @@ _NULL: Case = {"type": "null"}
 _SOMETHING: Case = {"not": _NULL}
 
 
-def _given(*names: str) -> Case:
-    return {"required": list(names), "properties": dict.fromkeys(names, _SOMETHING)}
-
-
 def span(
     most: float, *, least: float = 0, zero: bool = False, null: bool = True
 ) -> dict[str, object]:
@@ -158,7 +157,7 @@ def span(
 
 
 def next_page(operation: str) -> dict[str, Link]:
-    """The way from a page to the one after it."""
+    """Return the link from a page to the next one."""
     return {"next": Link(operation, {"cursor": "$response.body#/next_cursor"})}
 
 

@@ -41,7 +41,7 @@ _BACKFILL_TIMEOUT = 5.0
 
 
 class _Wanted(NamedTuple):
-    """A schedule as a request wants it."""
+    """A checked schedule from a request."""
 
     name: str
     checked: validation.Checked
@@ -168,7 +168,7 @@ class ScheduleChangeResource:
     async def _wanted(
         self, call: TenantCall, now: float, old: StoredSchedule | None = None
     ) -> _Wanted:
-        """The schedule that a body describes completely."""
+        """Return the schedule that a body describes completely."""
         body = await call.body()
         problems: list[Problem] = []
         try:
@@ -230,7 +230,7 @@ class ScheduleChangeResource:
     def _previewed(
         self, schedule: StoredSchedule, before: Timetable | None, after: Timetable, now: float
     ) -> Response:
-        """The schedule as it would be, and how its fire times would change."""
+        """Return the schedule as it would be, and how its fire times would change."""
         shown = schedule_out(schedule, self.config.overdue_after)
         shown.fire_times = compare_fire_times(before, after, now)
         return json_response(shown)
@@ -260,7 +260,7 @@ class ScheduleChangeResource:
 
 
 def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
-    """The parts of a body that are the caller's own."""
+    """Return the parts of a body that are kept as they came."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
@@ -268,7 +268,7 @@ def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
 def _patched_task(
     old: StoredSchedule, patch: wire.SchedulePatch, problems: list[Problem]
 ) -> wire.TemplateIn | None:
-    """The task that a patch asks for; None when that stays as it is."""
+    """Return the task that a patch asks for; None when that stays as it is."""
     asked = requested_run(old.template)
     task = None if patch.task is UNSET else patch.task
     if task is None and patch.workflow is UNSET and patch.input is UNSET:
@@ -306,7 +306,7 @@ def _in_state(
 
 
 def _as_replaced(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
-    """The schedule as it would read after the change."""
+    """Return the schedule as it would read after the change."""
     definition = wanted.checked.definition
     after = max(old.now, old.decided_to)
     return replace(
@@ -325,7 +325,7 @@ def _name_taken(name: str) -> Conflict:
 
 
 def _fire_times(table: Timetable, first: float, last: float) -> list[float]:
-    """The times to backfill, limited in number and in the time to work them out."""
+    """Return the times to backfill, limited in number and in the time to compute them."""
     deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []
     at = table.next_run(first - 1e-6)

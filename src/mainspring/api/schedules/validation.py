@@ -29,7 +29,7 @@ _NO_KIND = "one of cron, interval and rrule is needed"
 _NO_TASK = "one of task and workflow is needed"
 _NEEDED = {_NO_KIND: ("/cron", "/interval", "/rrule"), _NO_TASK: ("/task", "/workflow")}
 INTERVALS = (1.0, 3660 * 86400.0)
-"""The shortest and the longest, in seconds."""
+"""The shortest and the longest interval, in seconds."""
 
 _LAST_YEAR = 9000
 _SLOW_RULES = asyncio.Semaphore(2)
@@ -49,7 +49,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleValidator:
-    """Checks schedules; reports everything that is wrong together."""
+    """The rules of schedules; everything that is wrong is reported together."""
 
     tasks: TaskValidator
     calendars: CalendarStore

@@ -15,7 +15,7 @@ _MOST_COMPARED = 100
 
 
 def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.ScheduleOut:
-    """A schedule as it was found."""
+    """Return the view of a stored schedule."""
     definition = schedule.definition
     asked = requested_run(schedule.template)
     following = None
@@ -46,7 +46,7 @@ class RequestedRun(Struct):
 
 
 def requested_run(template: Template) -> RequestedRun | None:
-    """The run that a schedule asks for, where it does so in place of a task."""
+    """Return the workflow run that a schedule makes in place of a task, if it does."""
     if template.capability != f"handler:{RUN_WORKFLOW}":
         return None
     try:
@@ -56,7 +56,7 @@ def requested_run(template: Template) -> RequestedRun | None:
 
 
 def compare_fire_times(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
-    """How the next fire times differ, up to the last time that both show."""
+    """Return how the next fire times differ, up to the last time that both show."""
     before = old.upcoming(now, _MOST_COMPARED) if old else []
     after = new.upcoming(now, _MOST_COMPARED) if new else []
     full = [times[-1] for times in (before, after) if len(times) == _MOST_COMPARED]

@@ -203,7 +203,7 @@ def change_by(rule: Rule, locked: LockedTask) -> TaskChange | bool:
 
 
 def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
-    """The task as it would read after the change."""
+    """Return the task as it would read after the change."""
     return replace(
         task,
         run_at=instant(change.run),

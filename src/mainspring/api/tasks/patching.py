@@ -28,7 +28,7 @@ from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
 @dataclass(frozen=True, slots=True)
 class TaskPatcher:
-    """Merges a patch into a task; reports everything that is wrong together."""
+    """The merge of a patch into a task; everything that is wrong is reported together."""
 
     validator: TaskValidator
     clock: Clock

@@ -51,7 +51,7 @@ _TASKS_PER_TURN = 200
 """Tasks of a batch, or one with a large payload, after which others get their turn."""
 _LARGE_PAYLOAD = 100_000
 _SMALLEST_CHECKED = 4
-"""Shorter than this nothing can be wrong with a payload, `{}` above all."""
+"""Bytes below which nothing can be wrong with a payload, as with `{}`."""
 
 
 class CompiledSpec(NamedTuple):
@@ -73,7 +73,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class TaskValidator:
-    """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
+    """The rules of tasks, and the rows to insert; everything that is wrong is reported together."""
 
     config: Config
     clock: Clock

@@ -78,7 +78,7 @@ class WorkflowResource:
     async def versions(self, call: TenantCall) -> Response:
         query = page_query(call.query)
         before = LARGEST_NUMBER if query.before is None else min(query.before, LARGEST_NUMBER)
-        name = workflow_name_in(call)
+        name = name_in(call, no_such_workflow)
         found = await self.workflows.versions(
             call.tenant_id, name, before=before, limit=query.limit
         )
@@ -95,7 +95,7 @@ class WorkflowResource:
         return graph_response(found.definition, form)
 
     async def delete(self, call: TenantCall) -> Response:
-        name = workflow_name_in(call)
+        name = name_in(call, no_such_workflow)
         if not await self.workflows.archive(call.tenant_id, name, call.actor, call.check_rev):
             raise no_such_workflow(name)
         return Response(status_code=204)
@@ -110,13 +110,9 @@ async def existing_workflow(
     workflows: WorkflowStore, call: TenantCall, version: int | None = None
 ) -> StoredWorkflow:
     """Return the workflow in the path; raise when there is none."""
-    name = workflow_name_in(call)
+    name = name_in(call, no_such_workflow)
     found = await workflows.get(call.tenant_id, name, version)
     return existing(found, no_such_workflow, name)
-
-
-def workflow_name_in(call: TenantCall) -> str:
-    return name_in(call, no_such_workflow)
 
 
 def version_in(params: QueryParams) -> int | None:

@@ -16,8 +16,8 @@ from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cur
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
 from mainspring.api.node_ports import NodePort
-from mainspring.api.views import existing, item_response, no_such_run
-from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
+from mainspring.api.views import existing, item_response, name_in, no_such_run, no_such_workflow
+from mainspring.api.workflows.definitions import existing_workflow, graph_format
 from mainspring.api.workflows.views import (
     decode_input,
     graph_response,
@@ -40,7 +40,7 @@ from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 
 RunAction = Callable[..., Awaitable[Moved | None]]
-"""What a caller does to a run, or to a step of it."""
+"""A change of a run, or of a step of it, that a caller asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class RunResource:
         return await self._shown(call, call.id_or(no_such_run))
 
     async def status(self, call: TenantCall) -> Response:
-        """The same, found by way of its workflow."""
+        """Return the run in the path if it is one of the workflow in the path."""
         run_id = call.id_or(no_such_run, "run_id")
         run = await self._existing(call.tenant_id, run_id)
-        if run.workflow != workflow_name_in(call):
+        if run.workflow != name_in(call, no_such_workflow):
             raise no_such_run(run_id)
         return await self._shown(call, run_id)
 
@@ -107,7 +107,7 @@ class RunResource:
         return graph_response(definition, form, states_of(steps))
 
     async def act(self, action: RunAction, call: TenantCall) -> Response:
-        """Do this to the run in the path, or to its step where the path names one."""
+        """Apply the action to the run in the path, or to its step where the path names one."""
         run_id, ownership = call.id_or(no_such_run), self.node.ownership()
         params, now = call.request.path_params, self.clock.now()
         step = [params["step"]] if "step" in params else []

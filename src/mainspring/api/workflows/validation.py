@@ -80,7 +80,7 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowValidator:
-    """Checks workflows; reports everything that is wrong together."""
+    """The rules of workflows; everything that is wrong is reported together."""
 
     tasks: TaskValidator
     max_payload: int
@@ -167,8 +167,8 @@ class WorkflowValidator:
         )
 
     def _spec(self, wanted: StepIn, findings: _Findings) -> CompiledSpec:
-        """The task's spec, checked as that of any task. A URL is checked with something in the
-        place of its templates."""
+        """Return the spec of a step's task, checked like any other. Where its URL has templates, a
+        sample of it is checked."""
         target, url = wanted.target, None
         if isinstance(target, HttpTarget) and "{{" in target.url:
             url = target.url
@@ -225,8 +225,6 @@ def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
         case CommandTarget():
             for place, argument in enumerate(wanted.target.argv):
                 yield f"/target/argv/{place}", argument
-        case _:
-            return
 
 
 def _not_one_template(text: str) -> Iterator[str]:
@@ -238,7 +236,7 @@ def _not_one_template(text: str) -> Iterator[str]:
 
 
 def _sample(url: str) -> str:
-    """A URL as it may look with its templates filled in."""
+    """Return a URL as it may look with its templates filled in."""
     made: list[str] = []
     try:
         for part in parts(url):

@@ -28,7 +28,7 @@ decode_input = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
-    """A version as it was found."""
+    """Return the view of a version."""
     definition = workflow.definition
     steps = [step_out(step) for step in definition.steps]
     given = decode_input(definition.input)
@@ -36,7 +36,7 @@ def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
 
 
 def step_out(step: Step) -> wire.StepOut:
-    """A step with the fields of its task."""
+    """Return the view of a step, with the fields of its task."""
     template = step.template
     spec = decode_spec(template.spec)
     return task_view(
@@ -50,7 +50,7 @@ def step_out(step: Step) -> wire.StepOut:
 
 
 def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> wire.GraphOut:
-    """The graph as data; with states it is that of a run."""
+    """Return the graph as data; with states it is that of a run."""
     return wire.GraphOut(
         [
             wire.GraphNodeOut(node.id, node.foreach, node.cleanup, node.condition, node.state)
@@ -63,7 +63,7 @@ def graph_out(definition: WorkflowDefinition, states: graphs.States | None = Non
 def graph_response(
     definition: WorkflowDefinition, form: wire.GraphFormat, states: graphs.States | None = None
 ) -> Response:
-    """The graph in the form that was asked for."""
+    """Return the graph in the form that was asked for."""
     match form:
         case "json":
             return json_response(graph_out(definition, states))
@@ -78,12 +78,12 @@ def _text(text: str, media_type: str) -> Response:
 
 
 def run_summary(run: StoredRun) -> RunSummary:
-    """A run without its steps."""
+    """Return the view of a run without its steps."""
     return view(RunSummary, run, **_renamed(run))
 
 
 def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]) -> RunOut:
-    """A run with its steps, in the order in which they were written, and its graph."""
+    """Return the view of a run with its steps, in the order of its definition, and its graph."""
     own = {step.step: step for step in found if step.item == ITSELF}
     items: dict[str, list[StoredStep]] = {}
     for step in found:
@@ -103,7 +103,7 @@ def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[Stor
 
 
 def _renamed(run: StoredRun) -> dict[str, object]:
-    """The fields that callers read under other names."""
+    """Return the fields that callers read under other names."""
     return {
         "ending": run.stopping,
         "steps_total": run.total,
