@@ -38,10 +38,9 @@ from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
-from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.patching import TaskPatcher
-from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.reading import TaskExplanation, TaskReading
 from mainspring.api.tasks.routes import effect_routes, task_routes
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workers.key_watch import KeyWatch

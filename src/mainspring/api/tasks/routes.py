@@ -9,8 +9,7 @@ from mainspring.api.routes import Routes, Tag, created, created_without_path, li
 from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
-from mainspring.api.tasks.explaining import TaskExplanation
-from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.reading import TaskExplanation, TaskReading
 from mainspring.domain import transitions
 from mainspring.errors import Conflict
 from mainspring.store.vault import NoKey
