@@ -14,7 +14,6 @@ from mainspring.api.workflows.runs import RunResource
 from mainspring.api.workflows.views import DOT, MERMAID
 from mainspring.store.vault import NoKey
 from mainspring.wire import workflows as wire
-from mainspring.wire.runs import RunIn, RunOut, RunPage, RunStateOut, RunSummary
 from mainspring.wire.tasks import WorkflowName
 
 _WORKFLOWS = Tag("Workflows")
@@ -75,12 +74,12 @@ _RUN_LINKS = links_by(
 _STEP = docs.Param("step", wire.StepId, "The step's id.", "path")
 _ITEMS = docs.Param("items", bool, "Show each task of the steps that are done for a list (false).")
 _FILTERS = (
-    docs.Param("state", RunStateOut, "Only runs in this state."),
+    docs.Param("state", wire.RunStateOut, "Only runs in this state."),
     docs.Param("schedule_id", UUID, "Only runs of this schedule."),
     *docs.PAGED,
 )
-_THE_RUN = ok("The run.", RunOut, docs.ETAG, links=_RUN_LINKS)
-_NOW = ok("The run as it is now.", RunOut, docs.ETAG, links=_RUN_LINKS)
+_THE_RUN = ok("The run.", wire.RunOut, docs.ETAG, links=_RUN_LINKS)
+_NOW = ok("The run as it is now.", wire.RunOut, docs.ETAG, links=_RUN_LINKS)
 
 
 def workflow_routes(workflows: WorkflowResource) -> Routes:
@@ -145,7 +144,7 @@ def run_routes(runs: RunResource) -> Routes:
         "GET /v1/workflow-runs": _RUNS.tenant(
             "read", runs.page, "listWorkflowRuns", "List runs",
             "Newest first. A page may be short and still have a next one.",
-            ok("A page of runs.", RunPage),
+            ok("A page of runs.", wire.RunPage),
             params=[
                 docs.Param("workflow", docs.AnyText, "Only runs of this workflow."), *_FILTERS,
             ],
@@ -169,15 +168,15 @@ def _routes_under_workflows(runs: RunResource) -> Routes:
         "GET /v1/workflows/{id}/runs": _RUNS.tenant(
             "read", runs.page_of_workflow, "listRunsOfWorkflow", "List the runs of a workflow",
             "Newest first.",
-            ok("A page of runs.", RunPage), params=[_WORKFLOW_NAME, *_FILTERS],
+            ok("A page of runs.", wire.RunPage), params=[_WORKFLOW_NAME, *_FILTERS],
         ),
         "POST /v1/workflows/{id}/runs": _RUNS.tenant(
             "write", runs.create, "runWorkflow", "Run a workflow",
             "The run keeps the version it was made by. Its input is that of the workflow, with "
             "the values given here in place of those of the same names.",
-            created("The new run.", RunSummary, docs.ETAG, links=_RUN_LINKS),
+            created("The new run.", wire.RunSummary, docs.ETAG, links=_RUN_LINKS),
             params=[_WORKFLOW_NAME],
-            body=docs.Body(RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
+            body=docs.Body(wire.RunIn, examples={"input": {"input": {"day": "2027-01-01"}}}),
         ),
         "GET /v1/workflows/{id}/runs/{run_id}/status": _RUNS.tenant(
             "read", runs.status, "getWorkflowRunStatus", "Read a run, by way of its workflow", "",

@@ -35,7 +35,7 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.workflows.step_rows import Moved, NewRun
 from mainspring.store.workflows.workflow_runs import RunFilter, StoredRun, started_run
 from mainspring.store.workflows.workflows import WorkflowStore
-from mainspring.wire.runs import RunIn, RunPage
+from mainspring.wire.workflows import RunIn, RunPage
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 

@@ -16,7 +16,6 @@ from mainspring.store.workflows.step_rows import ITSELF
 from mainspring.store.workflows.workflow_runs import StoredRun, StoredStep
 from mainspring.store.workflows.workflows import StoredWorkflow
 from mainspring.wire import workflows as wire
-from mainspring.wire.runs import ItemOut, RunOut, RunStepOut, RunSummary
 
 MERMAID = "text/vnd.mermaid"
 DOT = "text/vnd.graphviz"
@@ -77,12 +76,14 @@ def _text(text: str, media_type: str) -> Response:
     return Response(text.encode(), headers={"Content-Type": f"{media_type}; charset=utf-8"})
 
 
-def run_summary(run: StoredRun) -> RunSummary:
+def run_summary(run: StoredRun) -> wire.RunSummary:
     """Return the view of a run without its steps."""
-    return view(RunSummary, run, **_renamed(run))
+    return view(wire.RunSummary, run, **_renamed(run))
 
 
-def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]) -> RunOut:
+def run_out(
+    run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]
+) -> wire.RunOut:
     """Return the view of a run with its steps, in the order of its definition, and its graph."""
     own = {step.step: step for step in found if step.item == ITSELF}
     items: dict[str, list[StoredStep]] = {}
@@ -91,7 +92,7 @@ def run_out(run: StoredRun, definition: WorkflowDefinition, found: Sequence[Stor
             items.setdefault(step.step, []).append(step)
     detailed = any(step.item != ITSELF for step in found)
     return view(
-        RunOut, run,
+        wire.RunOut, run,
         **_renamed(run),
         input=Raw(run.input),
         steps=[
@@ -123,12 +124,12 @@ def _state(step: StoredStep) -> TaskState:
     return TaskState(_SHOWN.get(step.state, step.state))
 
 
-def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -> RunStepOut:
+def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -> wire.RunStepOut:
     begun = defined.foreach is not None and (
         step.expanded or step.state in ("completed", "failed", "cancelled")
     )
     return view(
-        RunStepOut, step, defined,
+        wire.RunStepOut, step, defined,
         state=_state(step),
         needs=list(defined.needs),
         result=raw_or_none(step.result),
@@ -139,6 +140,6 @@ def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -
     )  # fmt: skip
 
 
-def _item(item: StoredStep) -> ItemOut:
+def _item(item: StoredStep) -> wire.ItemOut:
     result = raw_or_none(item.result)
-    return view(ItemOut, item, index=item.item, state=_state(item), result=result)
+    return view(wire.ItemOut, item, index=item.item, state=_state(item), result=result)
