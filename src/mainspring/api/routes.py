@@ -13,7 +13,8 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 from mainspring.api.http.operations import (
@@ -29,11 +30,12 @@ from mainspring.errors import Conflict, MainspringError, PreconditionFailed
 Routes = Mapping[str, Operation]
 """Operations by method and path: `GET /v1/tasks/{id}`."""
 Links = Mapping[str, docs.Link]
+NO_LINKS: Links = MappingProxyType({})
 Verb = tuple[TenantHandler, str, str]
-"""What changes the state of an item, its title and its description."""
+"""The handler of a change of state, its title and its description."""
 
 
-class More(TypedDict, total=False):
+class DocParts(TypedDict, total=False):
     """Optional parts of the documentation of an operation."""
 
     params: Sequence[docs.Param]
@@ -54,25 +56,11 @@ class Tag:
         summary: str,
         description: str,
         *replies: docs.ResponseDoc,
-        if_match: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[DocParts],
     ) -> docs.Doc:
-        """Documentation of an operation of this group; `if_match` adds the header of that name and
-        the refusal of another revision."""
-        doc = docs.Doc(
-            id=id,
-            tag=self.name,
-            summary=summary,
-            description=description,
-            replies=replies,
-            **more,
-        )
-        if not if_match:
-            return doc
-        return replace(
-            doc,
-            params=[*doc.params, docs.IF_MATCH],
-            problems=[*doc.problems, PreconditionFailed],
+        """Documentation of an operation of this group."""
+        return docs.Doc(
+            id=id, tag=self.name, summary=summary, description=description, replies=replies, **more
         )
 
     def tenant(
@@ -86,10 +74,14 @@ class Tag:
         or_scope: str | None = None,
         secret: bool = False,
         if_match: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[DocParts],
     ) -> TenantOperation:
-        """An operation for a tenant's key with this scope."""
-        doc = self.doc(id, summary, description, *replies, if_match=if_match, **more)
+        """An operation for a tenant's key with this scope; `if_match` adds the header of that name
+        and the refusal of another revision."""
+        if if_match:
+            more["params"] = [*more.get("params", ()), docs.IF_MATCH]
+            more["problems"] = [*more.get("problems", ()), PreconditionFailed]
+        doc = self.doc(id, summary, description, *replies, **more)
         return TenantOperation(scope, handler, doc, or_scope, secret=secret)
 
     def operator(
@@ -100,48 +92,12 @@ class Tag:
         description: str,
         *replies: docs.ResponseDoc,
         secret: bool = False,
-        **more: Unpack[More],
+        **more: Unpack[DocParts],
     ) -> OperatorOperation:
         """An operation for an operator's key."""
         return OperatorOperation(
             handler, self.doc(id, summary, description, *replies, **more), secret
         )
-
-    def page(
-        self,
-        scope: str,
-        handler: TenantHandler,
-        id: str,
-        things: str,
-        description: str,
-        of: object,
-        *params: docs.Param,
-        or_scope: str | None = None,
-        links: Links | None = None,
-    ) -> TenantOperation:
-        """The list of a resource, page by page."""
-        reply = ok(f"A page of {things}.", of, links=links)
-        return self.tenant(
-            scope, handler, id, f"List {things}", description, reply,
-            params=params, or_scope=or_scope,
-        )  # fmt: skip
-
-    def delete(
-        self,
-        scope: str,
-        handler: TenantHandler,
-        noun: str,
-        item: str,
-        description: str,
-        *,
-        if_match: bool = False,
-        **more: Unpack[More],
-    ) -> TenantOperation:
-        """The removal of an item."""
-        return self.tenant(
-            scope, handler, "delete" + noun, f"Delete {item}", description, docs.GONE,
-            if_match=if_match, **more,
-        )  # fmt: skip
 
     def verbs(
         self,
@@ -163,30 +119,30 @@ class Tag:
 
 
 def ok(
-    description: str, type: object, *headers: docs.Header, links: Links | None = None
+    description: str, type: object, *headers: docs.Header, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
     """The answer 200 with a body of this type."""
-    return docs.ResponseDoc(200, description, type, headers, links=links or {})
+    return docs.ResponseDoc(200, description, type, headers, links=links)
 
 
 def created(
-    description: str, type: object, *headers: docs.Header, links: Links | None = None
+    description: str, type: object, *headers: docs.Header, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
-    """The answer 201 with the place of what was created."""
+    """The answer 201 with the path of what was created."""
     return docs.ResponseDoc(
-        201, description, type, [docs.LOCATION, *headers, docs.REPLAYED], links=links or {}
+        201, description, type, [docs.LOCATION, *headers, docs.REPLAYED], links=links
     )
 
 
-def created_unplaced(
-    description: str, type: object, *, links: Links | None = None
+def created_without_path(
+    description: str, type: object, links: Links = NO_LINKS
 ) -> docs.ResponseDoc:
-    """The answer 201 for what has no place of its own."""
-    return docs.ResponseDoc(201, description, type, [docs.REPLAYED], links=links or {})
+    """The answer 201 for what has no path of its own."""
+    return docs.ResponseDoc(201, description, type, [docs.REPLAYED], links=links)
 
 
 def links_by(field: str, **operations: tuple[str, str]) -> dict[str, docs.Link]:
-    """What can be done next with an item, named by this field of the answer: operations by link,
+    """Return the operations that may follow on an item, named by this field of the answer, by link,
     each with its description."""
     where = {"id": f"$response.body#/{field}"}
     return {name: docs.Link(id, where, words) for name, (id, words) in operations.items()}

@@ -126,15 +126,11 @@ class DeadLetterGroups(Struct):
     items: list[DeadLetterGroupOut]
 
 
-def _null() -> Raw:
-    return Raw(b"null")
-
-
 class EffectIn(Struct, forbid_unknown_fields=True):
     """Something that shall be done once; `answer` is what came of it."""
 
     key: EffectKey
-    answer: Raw = field(default_factory=_null)
+    answer: Raw = field(default_factory=Raw(b"null").copy)
     ttl: Delay | None = None
 
 

@@ -44,5 +44,5 @@ _COMPLAINTS = {
 
 
 def in_words(complaint: str) -> str:
-    """What msgspec complains of, without regular expressions."""
+    """Return msgspec's complaint without regular expressions."""
     return _COMPLAINTS.get(complaint, complaint)

@@ -1,8 +1,8 @@
-"""Tasks and executions, as callers send and read them. Rules about one field are said here.
+"""Tasks and executions, as callers send and read them. Rules about one field are said here, those
+that join several fields in `api/tasks/validation.py`.
 
-Rules that join several fields are in `api/tasks/validation.py`.
-Structs that make up a task's spec are frozen
-and hash by value, so that the same spec sent again is neither checked nor encoded again.
+Structs that make up a task's spec are frozen and hash by value, so that the same spec sent again is
+neither checked nor encoded again.
 """
 
 from datetime import datetime

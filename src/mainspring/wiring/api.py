@@ -9,25 +9,26 @@ from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import KeyResource
 from mainspring.api.admin.operations import Operations
 from mainspring.api.admin.routes import (
+    egress_routes,
     health_routes,
     installation_routes,
     key_routes,
+    secret_routes,
     tenant_routes,
 )
-from mainspring.api.admin.secret_routes import egress_routes, secret_routes
 from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.admin.tenants import TenantResource
-from mainspring.api.app import serve
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.dead_letters.resource import DeadLetterResource
 from mainspring.api.dead_letters.routes import dead_letter_routes
 from mainspring.api.http.auth import Authenticator
+from mainspring.api.http.endpoint import Endpoint, Router
 from mainspring.api.http.idempotency import Idempotency
 from mainspring.api.http.middleware import RequestMiddleware
 from mainspring.api.http.operations import Operation
 from mainspring.api.http.rate_limits import RateLimits
 from mainspring.api.node_ports import LeasePort, NodePort
-from mainspring.api.openapi.endpoints import described
+from mainspring.api.openapi.endpoints import description_paths
 from mainspring.api.routes import Routes, by_path
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
@@ -37,10 +38,9 @@ from mainspring.api.schedules.validation import ScheduleValidator
 from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
-from mainspring.api.tasks.explaining import TaskExplanation
 from mainspring.api.tasks.ingest import Ingest
 from mainspring.api.tasks.patching import TaskPatcher
-from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.reading import TaskExplanation, TaskReading
 from mainspring.api.tasks.routes import effect_routes, task_routes
 from mainspring.api.tasks.validation import TaskValidator
 from mainspring.api.workers.key_watch import KeyWatch
@@ -48,8 +48,7 @@ from mainspring.api.workers.leases import LeaseResource
 from mainspring.api.workers.registry import WorkerResource
 from mainspring.api.workers.routes import lease_routes, worker_routes
 from mainspring.api.workflows.definitions import WorkflowResource
-from mainspring.api.workflows.routes import workflow_routes
-from mainspring.api.workflows.run_routes import run_routes
+from mainspring.api.workflows.routes import run_routes, workflow_routes
 from mainspring.api.workflows.runs import RunResource
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.clock import Clock
@@ -112,12 +111,16 @@ class ApiDependencies:
 
 
 def build_app(deps: ApiDependencies) -> RequestMiddleware:
-    """Return the application over these dependencies."""
-    return serve(
-        paths_of(deps),
-        deps.authenticator,
-        RateLimits(deps.config.requests_per_second),
-        deps.idempotency,
+    """Return the application over these dependencies. It has no lifespan: the server starts and
+    ends the parts."""
+    limits = RateLimits(deps.config.requests_per_second)
+    endpoints = {
+        path: Endpoint(path, known, deps.authenticator, limits, deps.idempotency)
+        for path, known in paths_of(deps).items()
+    }
+    return RequestMiddleware(
+        Router(endpoints),
+        {path: endpoint.compile_fast_path for path, endpoint in endpoints.items()},
         metrics=deps.metrics,
         rng=deps.rng,
         max_body=deps.config.max_body,
@@ -127,7 +130,7 @@ def build_app(deps: ApiDependencies) -> RequestMiddleware:
 def paths_of(deps: ApiDependencies) -> dict[str, Mapping[str, Operation]]:
     """Return every path with its operations, and those that describe them."""
     paths = by_path(_routes(deps))
-    return {**paths, **described(paths)}
+    return {**paths, **description_paths(paths)}
 
 
 def _routes(deps: ApiDependencies) -> Iterator[Routes]:

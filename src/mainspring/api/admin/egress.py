@@ -65,7 +65,7 @@ def _problems(wanted: EgressIn) -> Iterator[Problem]:
 
 
 def _identity_problems(certificate: str, key: str) -> Iterator[Problem]:
-    """The first certificate is the tenant's own; others lead from it to an authority."""
+    """Yield the problems of a chain, the tenant's own certificate first, and of its key."""
     chain, private = _certificates(certificate), _private_key(key)
     if not chain:
         yield Problem("/certificate", "holds no certificate in PEM form")

@@ -17,8 +17,6 @@ from mainspring.store.audit import INSTALLATION, AuditFilter, AuditStore, Stored
 from mainspring.store.cluster import NodeRecord, Topology
 from mainspring.wire import admin as wire
 
-AUDIT_FILTERS = ("action", "actor", "subject")
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterResource:
@@ -51,12 +49,12 @@ class AuditResource:
     async def page(self, call: TenantCall) -> Response:
         return await self._page(call.request, call.tenant_id)
 
-    async def whole(self, call: OperatorCall) -> Response:
+    async def page_of_all(self, call: OperatorCall) -> Response:
         """Return the audit log of all tenants, also deleted ones, and of the installation."""
         return await self._page(call.request, None)
 
     async def _page(self, request: Request, tenant_id: int | None) -> Response:
-        query = page_query(request.query_params, AUDIT_FILTERS)
+        query = page_query(request.query_params, ("action", "actor", "subject"))
         where = AuditFilter(tenant_id, **query.where)
         found = await self.audit.list(where, before=query.before, limit=query.limit)
         last = found.next_before

@@ -13,11 +13,10 @@ from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import page_query
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, no_such_key
-from mainspring.api.views import view
+from mainspring.api.tasks.validation import seconds_of
+from mainspring.api.views import existing, no_such_key, view
 from mainspring.clock import Clock
 from mainspring.domain import apikey
-from mainspring.domain.duration import parse_duration
 from mainspring.errors import Conflict, Problem
 from mainspring.store.keys import Expiry, KeyRing, StoredKey
 from mainspring.wire.admin import KeyIn, KeyOut, KeyPage, NewKeyOut, RotationIn
@@ -39,7 +38,7 @@ class KeyResource:
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(KeyIn, await call.body())
-        expiry = self._expiry(wanted.expires_at, wanted.expires_in)
+        expiry = self._expiry(wanted.expires_at, wanted.expires_in, [])
         text = apikey.make(self.environment, self.unpredictable)
         made = await self.ring.create(
             call.tenant_id,
@@ -58,11 +57,11 @@ class KeyResource:
         query = page_query(call.query)
         found = await self.ring.list(call.tenant_id, before=query.before, limit=query.limit)
         cursor = query.cursor_after([key.seq for key in found])
-        return json_response(KeyPage([key_out(key) for key in found], cursor))
+        return json_response(KeyPage([view(KeyOut, key) for key in found], cursor))
 
     async def one(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
-        return json_response(key_out(await self._existing(call.tenant_id, key_id)))
+        return json_response(view(KeyOut, await self._existing(call.tenant_id, key_id)))
 
     async def revoke(self, call: TenantCall) -> Response:
         key_id = _id_in(call)
@@ -97,10 +96,9 @@ class KeyResource:
         return existing(await self.ring.get(tenant_id, key_id), no_such_key, key_id)
 
     def _expiry(
-        self, at: datetime | None, after: float | str | None, problems: list[Problem] | None = None
+        self, at: datetime | None, after: float | str | None, problems: list[Problem]
     ) -> Expiry | None:
         """Return when a key shall end, None if the request does not say; raise all problems."""
-        problems = [] if problems is None else problems
         seconds = None
         if at is not None and after is not None:
             problems.append(Problem("/expires_in", "give either expires_at or expires_in"))
@@ -114,21 +112,13 @@ class KeyResource:
         return None if at is None and seconds is None else Expiry(at, seconds)
 
 
-def key_out(key: StoredKey) -> KeyOut:
-    return view(KeyOut, key)
-
-
 def _shown_once(key: StoredKey, text: apikey.KeyText) -> Response:
     body = view(NewKeyOut, key, api_key=text.secret)
     return secret_response(body, f"/v1/keys/{key.id}")
 
 
 def _seconds(given: float | str, pointer: str, most: float, problems: list[Problem]) -> float:
-    try:
-        seconds = parse_duration(given) if isinstance(given, str) else float(given)
-    except ValueError as error:
-        problems.append(Problem(pointer, str(error)))
-        return 1.0
+    seconds = seconds_of(given, pointer, problems)
     if seconds > most:
         problems.append(Problem(pointer, f"{most:.0f} seconds is the most"))
     return seconds

@@ -1,14 +1,20 @@
-"""The routes of admins and operators: keys, tenants, the audit log, the cluster, health."""
+"""The routes of admins and operators: keys, tenants, the audit log, the cluster, health, signing
+secrets, and what a tenant's webhooks may call."""
 
+from mainspring.api.admin.egress import EgressResource
 from mainspring.api.admin.installation import AuditResource, ClusterResource
 from mainspring.api.admin.keys import LONGEST_GRACE, LONGEST_LIFE, KeyResource
 from mainspring.api.admin.operations import OPEN_METRICS, PLAIN, Alive, Operations, Ready
+from mainspring.api.admin.secrets import SecretResource
 from mainspring.api.admin.tenants import TenantResource
 from mainspring.api.http.operations import OpenOperation, OperatorOperation, TenantOperation
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created, links_by, ok
+from mainspring.api.routes import Routes, Tag, created, created_without_path, links_by, ok
 from mainspring.errors import Conflict, NotReady
+from mainspring.execution.signing import SECRET_PATTERN
+from mainspring.store.vault import NoKey
 from mainspring.wire import admin as wire
+from mainspring.wire import webhooks
 
 _KEYS = Tag("Keys")
 _TENANTS = Tag("Tenants")
@@ -20,7 +26,7 @@ _KEY_RULES = {
     "KeyIn": {**_EXPIRY, "properties": _EXPIRES_IN},
     "RotationIn": {**_EXPIRY, "properties": {**_EXPIRES_IN, **_GRACE}},
 }
-_KEY_ID = docs.Param("id", str, "The key's id.", "path", required=True)
+_KEY_ID = docs.Param("id", str, "The key's id.", "path")
 _KEY_LINKS = links_by(
     "id",
     read=("getKey", "read it again"),
@@ -34,15 +40,20 @@ _TENANT_LINKS = links_by(
     edit=("editTenant", "change its limits"),
     delete=("deleteTenant", "let it go"),
 )
+_WEBHOOKS = Tag("Webhooks")
+_SECRET = {"anyOf": [{"type": "string", "pattern": SECRET_PATTERN}, {"type": "null"}]}
+_SECRET_RULES = {name: {"properties": {"secret": _SECRET}} for name in ("SecretIn", "RotateIn")}
+_HALF = (docs.without("certificate", "key"), docs.without("key", "certificate"))
+_TOGETHER = {"EgressIn": docs.never(*_HALF)}
 
 
 def key_routes(keys: KeyResource) -> Routes:
     an_hour = {"an hour": {"grace": "PT1H"}}
     return {
-        "GET /v1/keys": _KEYS.page(
-            "admin", keys.page, "listKeys", "keys",
+        "GET /v1/keys": _KEYS.tenant(
+            "admin", keys.page, "listKeys", "List keys",
             "Newest first, those that have ended too, without secrets.",
-            wire.KeyPage, *docs.NUMBERED,
+            ok("A page of keys.", wire.KeyPage), params=docs.NUMBERED,
         ),
         "POST /v1/keys": _create_key(keys),
         "GET /v1/keys/{id}": _KEYS.tenant(
@@ -98,7 +109,7 @@ def installation_routes(audit: AuditResource, cluster: ClusterResource) -> Route
         ],
     )  # fmt: skip
     return {
-        "GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.whole),
+        "GET /v1/audit": TenantOperation("admin", audit.page, doc, or_operators=audit.page_of_all),
         "GET /v1/cluster": _OPERATIONS.operator(
             cluster.show, "getCluster", "Read the cluster",
             "Its nodes, also the dead ones for an hour, who owns which partition, the version of "
@@ -172,5 +183,55 @@ def health_routes(operations: Operations) -> Routes:
             "In Prometheus' text format, or in that of OpenMetrics for who prefers it.",
             docs.ResponseDoc(200, "All values.", str, media_type=PLAIN),
             docs.ResponseDoc(200, "All values.", str, media_type=OPEN_METRICS),
+        ),
+    }  # fmt: skip
+
+
+def secret_routes(secrets: SecretResource) -> Routes:
+    links = links_by("id", rotate=("rotateSecret", "replace it"), delete=("deleteSecret", "end it"))
+    new, a_day = {"new": {"name": "main"}}, {"a day": {"overlap": 86400}}
+    return {
+        "GET /v1/secrets": _WEBHOOKS.tenant(
+            "admin", secrets.list, "listSecrets", "List signing secrets",
+            "Those that sign now. The secrets themselves are not shown.",
+            ok("The live secrets.", webhooks.SecretList),
+        ),
+        "POST /v1/secrets": _WEBHOOKS.tenant(
+            "admin", secrets.create, "createSecret", "Make a signing secret",
+            "The secret is in the answer and nowhere else afterwards. One that is taken over from "
+            "elsewhere says by its prefix which kind it is: `whsec_` HMAC, `whsk_` ed25519.",
+            created_without_path("The new secret.", webhooks.NewSecretOut, links=links),
+            body=docs.Body(webhooks.SecretIn, examples=new, required=False, rules=_SECRET_RULES),
+            problems=[Conflict, NoKey], secret=True,
+        ),
+        "DELETE /v1/secrets/{id}": _WEBHOOKS.tenant(
+            "admin", secrets.delete, "deleteSecret", "Delete a signing secret",
+            "It signs nothing any more.", docs.GONE,
+        ),
+        "POST /v1/secrets/{id}/rotate": _WEBHOOKS.tenant(
+            "admin", secrets.rotate, "rotateSecret", "Replace a signing secret",
+            "Both sign until the old one ends, `overlap` seconds from now. The new one is of the "
+            "same kind.",
+            created_without_path("The new secret and the old one.", webhooks.RotatedOut),
+            body=docs.Body(webhooks.RotateIn, examples=a_day, required=False),
+            problems=[Conflict, NoKey], secret=True,
+        ),
+    }  # fmt: skip
+
+
+def egress_routes(egress: EgressResource) -> Routes:
+    office = {"office": {"allow": ["10.20.0.0/16"]}}
+    return {
+        "GET /v1/tenants/{id}/egress": _WEBHOOKS.operator(
+            egress.read, "readEgress", "Read a tenant's egress rules", "",
+            ok("The rules.", webhooks.EgressOut), params=[docs.TENANT_ID],
+        ),
+        "PUT /v1/tenants/{id}/egress": _WEBHOOKS.operator(
+            egress.change, "changeEgress", "Replace a tenant's egress rules and TLS identity",
+            "Networks that its webhooks may call, or may not, beside the installation's rules. "
+            "`ca` holds the authorities it trusts; `certificate` (its own first) and `key` go "
+            "together.",
+            ok("The rules.", webhooks.EgressOut), params=[docs.TENANT_ID], problems=[NoKey],
+            body=docs.Body(webhooks.EgressIn, examples=office, rules=_TOGETHER),
         ),
     }  # fmt: skip

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from mainspring.api.http.bodies import json_response, secret_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.items import no_such_secret
-from mainspring.api.views import view
+from mainspring.api.views import no_such_secret, view
 from mainspring.domain.webhook import KeyKind, SigningKey
 from mainspring.errors import Conflict, InvalidRequest, Problem
 from mainspring.execution import signing
@@ -28,7 +27,7 @@ class SecretResource:
 
     async def list(self, call: TenantCall) -> Response:
         found = await self.store.list(call.tenant_id)
-        return json_response(wire.SecretList([_shown(secret) for secret in found]))
+        return json_response(wire.SecretList([view(wire.SecretOut, secret) for secret in found]))
 
     async def create(self, call: TenantCall) -> Response:
         wanted = decode_as(wire.SecretIn, await call.body() or b"{}")
@@ -54,7 +53,8 @@ class SecretResource:
             raise InvalidRequest("not a valid successor", [problem])
 
         def answer(both: Successor) -> Response:
-            return secret_response(wire.RotatedOut(_shown_once(both[0], key), _shown(both[1])))
+            old_out = view(wire.SecretOut, both[1])
+            return secret_response(wire.RotatedOut(_shown_once(both[0], key), old_out))
 
         new = _new(key, old.name)
         done = await self.store.rotate(
@@ -93,10 +93,6 @@ def _generated(kind: KeyKind) -> SigningKey:
 
 def _new(key: SigningKey, name: str | None) -> NewSecret:
     return NewSecret(uuid4(), name, key, signing.public_key(key))
-
-
-def _shown(secret: StoredSecret) -> wire.SecretOut:
-    return view(wire.SecretOut, secret)
 
 
 def _shown_once(secret: StoredSecret, key: SigningKey) -> wire.NewSecretOut:

@@ -1,6 +1,7 @@
 """Tenants, for operators, and a tenant's own view of its limits."""
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from msgspec import UNSET
@@ -33,13 +34,10 @@ class TenantResource:
 
     async def create(self, call: OperatorCall) -> Response:
         wanted = decode_as(wire.TenantIn, await call.body())
-        spread = wanted.spread or _usual_spread(wanted.max_running)
+        spread = wanted.spread or _default_spread(wanted.max_running)
         limits = _checked(TenantLimits(wanted.weight, wanted.max_running, spread))
         text = apikey.make(self.config.key_environment, self.unpredictable)
-
-        def answer(made: StoredTenant) -> Response:
-            return _shown_once(made, text)
-
+        answer = partial(_shown_once, key=text)
         made = await self.tenants.create(
             wanted.name, limits, text, wire.SCOPES, call.actor, call.remember(answer)
         )
@@ -52,7 +50,8 @@ class TenantResource:
         before = None if query.before is None else min(query.before, LARGEST_NUMBER)
         found = await self.tenants.list(before=before, limit=query.limit)
         cursor = query.cursor_after([tenant.id for tenant in found])
-        return json_response(wire.TenantPage([_tenant_out(tenant) for tenant in found], cursor))
+        items = [view(wire.TenantOut, tenant) for tenant in found]
+        return json_response(wire.TenantPage(items, cursor))
 
     async def one(self, call: OperatorCall) -> Response:
         return _shown(call.found(await self.tenants.get(call.tenant_id)))
@@ -79,7 +78,7 @@ class TenantResource:
 
 
 def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
-    """The limits after a patch. Without a spread in it, the usual spread applies whenever a limit
+    """Return the limits after a patch. Without a spread in it, the default applies whenever a limit
     comes or goes."""
     weight = old.weight if patch.weight is UNSET else patch.weight
     max_running = old.max_running if patch.max_running is UNSET else patch.max_running
@@ -88,12 +87,12 @@ def _merged(old: TenantLimits, patch: wire.TenantPatch) -> TenantLimits:
     elif (old.max_running is None) == (max_running is None):
         spread = old.spread
     else:
-        spread = _usual_spread(max_running)
+        spread = _default_spread(max_running)
     return _checked(TenantLimits(weight, max_running, spread))
 
 
-def _usual_spread(max_running: int | None) -> int:
-    """A tenant with a limit is gathered in one partition, where its limit is exact."""
+def _default_spread(max_running: int | None) -> int:
+    """Return one partition for a tenant with a limit, where the limit is exact; else all."""
     return PARTITIONS if max_running is None else 1
 
 
@@ -104,14 +103,10 @@ def _checked(limits: TenantLimits) -> TenantLimits:
     return limits
 
 
-def _tenant_out(tenant: StoredTenant) -> wire.TenantOut:
-    return view(wire.TenantOut, tenant)
-
-
 def _shown_once(tenant: StoredTenant, key: apikey.KeyText) -> Response:
     body = view(wire.NewTenantOut, tenant, api_key=key.secret)
     return secret_response(body, f"/v1/tenants/{tenant.id}")
 
 
 def _shown(tenant: StoredTenant) -> Response:
-    return json_response(_tenant_out(tenant))
+    return json_response(view(wire.TenantOut, tenant))

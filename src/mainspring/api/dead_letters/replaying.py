@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-import msgspec
-
 from mainspring.api.node_ports import NodePort
+from mainspring.api.tasks.views import decode_spec
 from mainspring.clock import Clock, monotonic
 from mainspring.domain.capability import capability_of
 from mainspring.domain.ids import TaskIds
-from mainspring.domain.task import TaskSpec
 from mainspring.store.creation import NewTask
 from mainspring.store.dead_letters import DeadLetterStore, LetterFilter, Replay, StoredLetter
 from mainspring.wire.dead_letters import ReplayedOut, ReplayIn
@@ -22,12 +20,10 @@ _WAIT_PER_CHUNK = 5.0
 _LONGEST = 30.0
 _POLL_EVERY = 0.1
 
-_decode_spec = msgspec.json.Decoder(TaskSpec).decode
-
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Creates new tasks from dead letters and tells their owners."""
+    """The creation of new tasks from dead letters."""
 
     store: DeadLetterStore
     ids: TaskIds
@@ -123,7 +119,7 @@ class Replayer:
             concurrency_limit=dead.concurrency_limit,
             priority=dead.priority,
             queue=dead.queue,
-            capability=capability_of(_decode_spec(dead.spec)),
+            capability=capability_of(decode_spec(dead.spec)),
             name=dead.name,
             labels=dead.labels,
             spec=dead.spec,

@@ -5,19 +5,20 @@ from datetime import UTC
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from mainspring.api.dead_letters.filters import dead_letter_filter, dead_letter_query
 from mainspring.api.dead_letters.replaying import Replayer
 from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
-from mainspring.api.http.parameters import next_cursor
-from mainspring.api.items import existing, item_response, no_such_dead_letter
+from mainspring.api.http.parameters import ListQuery, Parameters, next_cursor
+from mainspring.api.http.problems import raise_if
+from mainspring.api.tasks.filters import instant_in, labels_in
 from mainspring.api.tasks.views import new_task_out, task_out
-from mainspring.api.views import view
-from mainspring.errors import Conflict
-from mainspring.store.dead_letters import DeadLetterStore, StoredLetter
+from mainspring.api.views import existing, item_response, no_such_dead_letter, view
+from mainspring.errors import Conflict, Problem
+from mainspring.store.dead_letters import DeadLetterStore, LetterFilter, StoredLetter
 from mainspring.store.tasks import TaskStore
 from mainspring.wire import dead_letters as wire
 
@@ -31,7 +32,7 @@ class DeadLetterResource:
     replayer: Replayer
 
     async def page(self, call: TenantCall) -> Response:
-        (where, before, limit, payloads), grouped = dead_letter_query(call.query)
+        (where, before, limit, payloads), grouped = _query(call.query)
         if grouped:
             groups = await self.store.groups(call.tenant_id, where, limit=limit)
             return json_response(
@@ -61,7 +62,7 @@ class DeadLetterResource:
 
     async def replay_many(self, call: TenantCall) -> Response:
         wanted = decode_as(wire.ReplayIn, await call.body())
-        where = dead_letter_filter(wanted.filter)
+        where = _filter(wanted.filter)
         if call.dry_run:
             count = await self.replayer.count(call.tenant_id, where, wanted.first)
             return json_response(wire.ReplayedOut(count, []))
@@ -85,6 +86,40 @@ class DeadLetterResource:
         task_id = call.id_or(no_such_dead_letter)
         found = await self.store.get(call.tenant_id, task_id)
         return existing(found, no_such_dead_letter, task_id)
+
+
+def _query(params: QueryParams) -> tuple[ListQuery[LetterFilter], bool]:
+    """Return the query of a list of dead letters, and whether it asks for groups instead."""
+    given = Parameters(params)
+    where = LetterFilter(
+        name=given.text("name"),
+        queue=given.text("queue"),
+        labels=given.labels(),
+        fingerprint=given.text("fingerprint"),
+        died_after=given.instant("died_after"),
+        died_before=given.instant("died_before"),
+        resolved=given.flag("resolved") if "resolved" in given else None,
+    )
+    payloads, grouped = given.flag("payload", default=True), given.flag("group")
+    return given.list_query(where, payloads=payloads), grouped
+
+
+def _filter(given: wire.LetterFilterIn) -> LetterFilter:
+    """Return the filter in a body; raise all of its problems together."""
+    problems: list[Problem] = []
+    if given.resolved:
+        problems.append(Problem("/filter/resolved", "only unresolved ones can be replayed"))
+    found = LetterFilter(
+        name=given.name,
+        queue=given.queue,
+        labels=labels_in(given, problems),
+        fingerprint=given.fingerprint,
+        died_after=instant_in(given.died_after, "died_after", problems),
+        died_before=instant_in(given.died_before, "died_before", problems),
+        resolved=False,
+    )
+    raise_if(problems, "the filter does not make sense")
+    return found
 
 
 def _attempt_out(attempt: dict[str, Any]) -> wire.AttemptOut:

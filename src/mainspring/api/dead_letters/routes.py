@@ -28,9 +28,9 @@ def dead_letter_routes(dead_letters: DeadLetterResource) -> Routes:
             "Its id is the id of the task that died.",
             _THE_DEAD_LETTER,
         ),
-        "DELETE /v1/dead-letters/{id}": _DEAD_LETTERS.delete(
-            "write", dead_letters.delete, "DeadLetter", "a dead letter",
-            "The removal is noted in the audit log; the task stays in history.",
+        "DELETE /v1/dead-letters/{id}": _DEAD_LETTERS.tenant(
+            "write", dead_letters.delete, "deleteDeadLetter", "Delete a dead letter",
+            "The removal is noted in the audit log; the task stays in history.", docs.GONE,
         ),
         "POST /v1/dead-letters/{id}/replay": _DEAD_LETTERS.tenant(
             "write", dead_letters.replay, "replayDeadLetter", "Run a dead letter again",
@@ -66,7 +66,7 @@ def _page(dead_letters: DeadLetterResource) -> TenantOperation:
             docs.Param("died_before", Instant, "Only letters that died before this time."),
             docs.Param("group", bool, "Count by kind of error."),
             docs.Param("payload", bool, "Show payloads (true)."),
-            docs.LIMIT, docs.CURSOR,
+            *docs.PAGED,
         ],
     )  # fmt: skip
 

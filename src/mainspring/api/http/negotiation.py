@@ -26,7 +26,7 @@ class RequestRules:
     def __init__(self, doc: Doc, *, in_any_case: bool = False) -> None:
         """`in_any_case`: Accept is ignored, as probes may send anything."""
         self._in_any_case = in_any_case
-        consumed = () if doc.body is None else (doc.body.media_type,)
+        consumed = () if doc.body is None else (JSON,)
         self._consumes = frozenset([*consumed, *doc.also_consumes])
         produced = {reply.media_type for reply in doc.replies if reply.type is not None}
         self._produces = frozenset(produced or {JSON})

@@ -1,16 +1,14 @@
 """JSON Schemas of the types that the docs name, in a form that generators of clients understand.
 
 msgspec describes the types in a way that generators read badly, so the same is written otherwise:
-a default stands in the description (openapi-typescript requires a field that
-has one), an enumeration names its type, and a field that every answer has is required.
+a default stands in the description (openapi-typescript requires a field that has one), an
+enumeration names its type, and a field that every answer has is required.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 Json = dict[str, Any]
 Rules = Mapping[str, Mapping[str, Any]]
@@ -33,7 +31,7 @@ class Components:
         }
         in_bodies = _reachable((self._found[id(kind)] for kind in sent), known)
         sparse = _sparse_structs(self._types)
-        self._components = {
+        self.by_name = {
             name: _with_rules(
                 _readable(_typed(schema), always_sent=name not in in_bodies | sparse),
                 rules.get(name, {}),
@@ -42,12 +40,8 @@ class Components:
         }
 
     def of(self, kind: object) -> Json:
-        """The schema of a type, mostly a reference."""
+        """Return the schema of a type, mostly a reference."""
         return dict(self._found[id(kind)])
-
-    def all(self) -> Json:
-        """The components by name."""
-        return dict(self._components)
 
 
 def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
@@ -63,7 +57,7 @@ def _with_rules(schema: Json, rules: Mapping[str, Any]) -> Json:
 
 
 def _readable(schema: Json, *, always_sent: bool) -> Json:
-    """An object with its defaults in the description, or without them if it is an answer."""
+    """Return an object with its defaults in the description, or without them in an answer."""
     properties: Json = {}
     required = set(schema.get("required", ()))
     for name, part in schema.get("properties", {}).items():
@@ -71,7 +65,8 @@ def _readable(schema: Json, *, always_sent: bool) -> Json:
         if "default" in part and always_sent:
             required.add(name)
         elif part.get("default") is not None:
-            words = (rest.get("description"), f"Default: `{_json(part['default'])}`.")
+            default = msgspec.json.encode(part["default"]).decode()
+            words = (rest.get("description"), f"Default: `{default}`.")
             rest["description"] = " ".join(filter(None, words))
         properties[name] = rest
     if not properties:
@@ -100,7 +95,7 @@ def _typed(schema: Any) -> Any:
 
 
 def _reachable(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[str]:
-    """The names of all components that these schemas lead to."""
+    """Return the names of all components that these schemas lead to."""
     found: set[str] = set()
     ahead = [name for schema in schemas for name in _references(schema)]
     while ahead:
@@ -123,7 +118,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _sparse_structs(types: Sequence[object]) -> set[str]:
-    """The names of all structs that are encoded without the fields that are at their defaults."""
+    """Return the names of all structs that are encoded without fields at their defaults."""
     found: dict[type, bool] = {}
     ahead: list[object] = list(msgspec.inspect.multi_type_info(types))
     while ahead:
@@ -132,18 +127,9 @@ def _sparse_structs(types: Sequence[object]) -> set[str]:
             ahead += part
         elif isinstance(part, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
             if part.cls not in found:
-                found[part.cls] = _omits_defaults(part.cls)
+                config = getattr(part.cls, "__struct_config__", None)
+                found[part.cls] = config is not None and config.omit_defaults
                 ahead += part.fields
         elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
             ahead += (getattr(part, name) for name in part.__struct_fields__)
     return {kind.__name__ for kind, sparse in found.items() if sparse}
-
-
-def _omits_defaults(kind: type) -> bool:
-    if is_dataclass(kind):
-        return False
-    return issubclass(kind, Struct) and kind.__struct_config__.omit_defaults
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

@@ -16,7 +16,7 @@ from mainspring import errors
 from mainspring.api.http.operations import OpenOperation, Operation, TenantOperation
 from mainspring.api.http.problems import MEDIA_TYPE, TYPE_PREFIX, UNAVAILABLE, ProblemDocument
 from mainspring.api.openapi.components import Components, Json
-from mainspring.api.openapi.operation import Body, Doc, Header, Param, ResponseDoc
+from mainspring.api.openapi.operation import JSON, Body, Doc, Header, Param, ResponseDoc
 
 Paths = Mapping[str, Mapping[str, Operation]]
 Error = type[errors.MainspringError]
@@ -56,8 +56,9 @@ _X_REQUEST_ID = Param(
 
 
 def describe(paths: Paths, version: str) -> Json:
-    """The whole document."""
-    schemas = _components(list(_docs(paths)))
+    """Return the whole document."""
+    docs = [op.doc for known in paths.values() for op in known.values() if op.doc is not None]
+    schemas = _components(docs)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -69,7 +70,7 @@ def describe(paths: Paths, version: str) -> Json:
         },
         "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in _tags(paths)],
+        "tags": [{"name": tag} for tag in dict.fromkeys(doc.tag for doc in docs)],
         "paths": {
             path: {
                 method.lower(): _operation(path, method, operation, operation.doc, schemas)
@@ -79,7 +80,7 @@ def describe(paths: Paths, version: str) -> Json:
             for path, known in paths.items()
         },
         "components": {
-            "schemas": schemas.all(),
+            "schemas": schemas.by_name,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key."}
             },
@@ -87,19 +88,8 @@ def describe(paths: Paths, version: str) -> Json:
     }
 
 
-def _docs(paths: Paths) -> Iterator[Doc]:
-    for known in paths.values():
-        for operation in known.values():
-            if operation.doc is not None:
-                yield operation.doc
-
-
-def _tags(paths: Paths) -> Iterable[str]:
-    return dict.fromkeys(doc.tag for doc in _docs(paths))
-
-
 def _components(docs: Sequence[Doc]) -> Components:
-    """The schemas of every type that the docs name."""
+    """Return the schemas of every type that the docs name."""
     bodies = [doc.body for doc in docs if doc.body is not None]
     rules = {name: rule for body in bodies for name, rule in body.rules.items()}
     others: list[object] = [ProblemDocument, UUID, _IDEMPOTENCY_KEY.type, _X_REQUEST_ID.type]
@@ -118,11 +108,11 @@ def _other_types_of(doc: Doc) -> Iterator[object]:
 
 def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: Components) -> Json:
     open_to_all = isinstance(operation, OpenOperation)
-    idempotent = method == "POST" and not open_to_all
+    scopes = _scopes(operation)
     params = [
-        *(Param(name, UUID, "The id.", "path", required=True) for name in _IN_PATH.findall(path)),
+        *(Param(name, UUID, "The id.", "path") for name in _IN_PATH.findall(path)),
         *doc.params,
-        *((_IDEMPOTENCY_KEY,) if idempotent else ()),
+        *((_IDEMPOTENCY_KEY,) if method == "POST" and not open_to_all else ()),
         _X_REQUEST_ID,
     ]
     described: Json = {
@@ -130,29 +120,22 @@ def _operation(path: str, method: str, operation: Operation, doc: Doc, schemas: 
         "tags": [doc.tag],
         "summary": doc.summary,
         "description": _description(operation, doc),
-        "parameters": [_parameter(param, schemas) for param in _unique(params)],
+        # The last of a name wins: a doc may describe the id in its path in its own words.
+        "parameters": [
+            _parameter(param, schemas)
+            for param in {(param.where, param.name): param for param in params}.values()
+        ],
         "responses": {
-            **_replies(
-                doc.replies, _RATE if isinstance(operation, TenantOperation) else (), schemas
-            ),
+            **_replies(doc.replies, _RATE if scopes else (), schemas),
             **_problems(_causes(path, method, operation, doc), schemas),
         },
         "security": [] if open_to_all else [{"key": []}],
     }
     if doc.body is not None:
         described["requestBody"] = _request_body(doc.body, schemas)
-    if isinstance(operation, TenantOperation):
-        described["x-scopes"] = _scopes(operation)
+    if scopes:
+        described["x-scopes"] = scopes
     return described
-
-
-def _unique(params: Iterable[Param]) -> Iterable[Param]:
-    """The first of a name wins: a doc may describe the id in its path in its own words."""
-    found: dict[tuple[str, str], Param] = {}
-    for param in params:
-        if param.where == "path" or (param.where, param.name) not in found:
-            found[param.where, param.name] = param
-    return found.values()
 
 
 def _description(operation: Operation, doc: Doc) -> str:
@@ -166,7 +149,9 @@ def _description(operation: Operation, doc: Doc) -> str:
     return f"{doc.description}\n\n{needed}".strip()
 
 
-def _scopes(operation: TenantOperation) -> list[str]:
+def _scopes(operation: Operation) -> list[str]:
+    if not isinstance(operation, TenantOperation):
+        return []
     return [scope for scope in (operation.scope, operation.or_scope) if scope is not None]
 
 
@@ -175,7 +160,7 @@ def _parameter(param: Param, schemas: Components) -> Json:
         "name": param.name,
         "in": param.where,
         "description": param.description,
-        "required": param.required or param.where == "path",
+        "required": param.where == "path",
         "schema": schemas.of(param.type),
     }
     if param.example is not None:
@@ -186,18 +171,16 @@ def _parameter(param: Param, schemas: Components) -> Json:
 def _request_body(body: Body, schemas: Components) -> Json:
     examples = {name: {"value": value} for name, value in body.examples.items()}
     content = {"schema": schemas.of(body.type), "examples": examples}
-    return {"required": body.required, "content": {body.media_type: content}}
+    return {"required": body.required, "content": {JSON: content}}
 
 
 def _replies(replies: Sequence[ResponseDoc], more: Sequence[Header], schemas: Components) -> Json:
     described: Json = {}
     for reply in replies:
-        again = described.get(str(reply.status))
         made = _reply(reply, more, schemas)
-        if again is None:
-            described[str(reply.status)] = made
-        else:  # the same in another form
-            again["content"].update(made["content"])
+        first = described.setdefault(str(reply.status), made)
+        if first is not made:  # the same in another form
+            first["content"].update(made["content"])
     return described
 
 
@@ -210,8 +193,6 @@ def _reply(reply: ResponseDoc, more: Sequence[Header], schemas: Components) -> J
         content: Json = {"schema": schemas.of(reply.type)}
         if reply.or_type is not None:
             content["schema"] = {"anyOf": [content["schema"], schemas.of(reply.or_type)]}
-        if reply.example is not None:
-            content["example"] = reply.example
         described["content"] = {reply.media_type: content}
     if reply.links:
         described["links"] = {
@@ -233,7 +214,7 @@ def _headers(headers: Iterable[Header], schemas: Components) -> Json:
 
 
 def _causes(path: str, method: str, operation: Operation, doc: Doc) -> Iterator[Error]:
-    """Every problem the operation can answer with, its own and those of its kind."""
+    """Yield every problem the operation can answer with, its own and those of its kind."""
     yield from doc.problems
     if not isinstance(operation, OpenOperation):
         yield from (errors.Unauthenticated, errors.Forbidden)

@@ -15,8 +15,6 @@ from mainspring.api.http.operations import OpenOperation, Operation
 from mainspring.api.openapi.document import Paths, describe
 from mainspring.api.openapi.operation import ETAG, IF_NONE_MATCH, Doc, ResponseDoc
 
-_TAG = "Description"
-_UNCHANGED = ResponseDoc(304, "It has not changed.", headers=[ETAG])
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,8 +30,8 @@ _Document = Annotated[dict[str, Raw], Meta(extra_json_schema={"required": ["open
 
 
 def _doc(id: str, summary: str, reply: ResponseDoc) -> Doc:
-    replies = [reply, _UNCHANGED]
-    return Doc(id=id, tag=_TAG, summary=summary, params=[IF_NONE_MATCH], replies=replies)
+    replies = [reply, ResponseDoc(304, "It has not changed.", headers=[ETAG])]
+    return Doc(id=id, tag="Description", summary=summary, params=[IF_NONE_MATCH], replies=replies)
 
 
 OPENAPI = _doc(
@@ -45,7 +43,7 @@ OPENAPI = _doc(
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Bytes that stay the same while the process lives, with their ETag."""
+    """A response that stays the same while the process lives, with its ETag."""
 
     body: bytes
     media_type: str
@@ -59,8 +57,8 @@ class _Fixed:
         return Response(self.body, headers={**headers, "Content-Type": self.media_type})
 
 
-def described(paths: Paths) -> dict[str, dict[str, Operation]]:
-    """The paths under which these paths are described."""
+def description_paths(paths: Paths) -> dict[str, dict[str, Operation]]:
+    """Return the paths that describe these paths: the document, and pages that show it."""
     own = {
         "/docs": _asset("docs.html", "text/html", "docs", "Browse the documentation"),
         "/docs/docs.css": _asset("docs.css", "text/css", "docsStyle", "How the pages look"),

@@ -1,19 +1,8 @@
 """Documentation of operations: the words and types from which /openapi.json is made.
 
-A route carries a `Doc`. It names only what is particular to the operation; what follows from the
-route (the key and scope it needs, the id in its path, Idempotency-Key on a POST, the problems every
-body or key can cause) is added by `openapi`. To document an operation:
-
-    TenantOperation("write", dead_letters.replay, Doc(
-        id="replayDeadLetter",
-        tag="Dead letters",
-        summary="Run a dead letter again",
-        description="Makes a new task … Calling twice gives the same new task.",
-        replies=[ResponseDoc(201, "The new task.", TaskOut, headers=[ETAG, LOCATION])],
-        problems=[Conflict],
-    ))
-
-`routes.py` of `mainspring.api` has shorter forms.
+A route carries a `Doc`, made with the helpers in `mainspring.api.routes`. It names only what is
+particular to the operation; `openapi.document` adds what follows from the route: the key and scope
+it needs, the id in its path, Idempotency-Key on a POST, the problems every body or key can cause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +25,6 @@ class Param:
     type: object
     description: str
     where: Literal["query", "path", "header"] = "query"
-    required: bool = False
     example: object = None
 
 
@@ -51,14 +39,13 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request body in one media type.
+    """A request body in JSON.
 
     `rules` holds what types cannot say, by the name of the type: JSON Schema keywords that are
     added to its component; a property that is None is taken out.
     """
 
     type: object
-    media_type: str = JSON
     examples: Mapping[str, object] = field(default_factory=dict)
     required: bool = True
     rules: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -66,7 +53,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What can be done next with what was answered: parameter name → runtime expression."""
+    """An operation that may follow, with its parameters as runtime expressions of OpenAPI."""
 
     operation: str
     parameters: Mapping[str, str]
@@ -85,7 +72,6 @@ class ResponseDoc:
     type: object = None
     headers: Sequence[Header] = ()
     media_type: str = JSON
-    example: object = None
     links: Mapping[str, Link] = field(default_factory=dict)
     or_type: object = None
 
@@ -118,7 +104,6 @@ REPLAYED = Header(
     Literal["true"],
 )
 
-
 Case = Mapping[str, object]
 """A JSON Schema of bodies that are refused because of what they say together."""
 
@@ -134,7 +119,10 @@ def never(*cases: Case) -> dict[str, object]:
 
 def several(*names: str) -> list[Case]:
     """The cases in which two of these fields are given; a null is as good as nothing."""
-    return [_given(*pair) for pair in combinations(names, 2)]
+    return [
+        {"required": list(pair), "properties": dict.fromkeys(pair, _SOMETHING)}
+        for pair in combinations(names, 2)
+    ]
 
 
 def none_of(*names: str) -> Case:
@@ -156,10 +144,6 @@ _NULL: Case = {"type": "null"}
 _SOMETHING: Case = {"not": _NULL}
 
 
-def _given(*names: str) -> Case:
-    return {"required": list(names), "properties": dict.fromkeys(names, _SOMETHING)}
-
-
 def span(
     most: float, *, least: float = 0, zero: bool = False, null: bool = True
 ) -> dict[str, object]:
@@ -173,7 +157,7 @@ def span(
 
 
 def next_page(operation: str) -> dict[str, Link]:
-    """The way from a page to the one after it."""
+    """Return the link from a page to the next one."""
     return {"next": Link(operation, {"cursor": "$response.body#/next_cursor"})}
 
 
@@ -202,17 +186,14 @@ OF_TASKS = (
 )
 """Filters that tasks, and what became of them, have in common."""
 
-TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path", required=True)
+TENANT_ID = Param("id", Annotated[int, Meta(ge=1)], "The tenant's id.", "path")
 LIMIT = Param("limit", Annotated[int, Meta(ge=1, le=1000)], "The most items on a page (50).")
-CURSOR = Param(
-    "cursor",
-    Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{21}[AQgw]$")],
-    "Where to go on: `next_cursor` of the page before.",
-)
-NUMBER_CURSOR = Param(
-    "cursor",
-    Annotated[str, Meta(pattern=r"^A{10}[AB][A-Za-z0-9_-]{10}[AQgw]$")],
-    "Where to go on: `next_cursor` of the page before.",
-)
-PAGED = (LIMIT, CURSOR)
-NUMBERED = (LIMIT, NUMBER_CURSOR)
+
+
+def page_by(cursor: object) -> tuple[Param, Param]:
+    """Return the parameters of a list whose cursor is of this type."""
+    return LIMIT, Param("cursor", cursor, "Where to go on: `next_cursor` of the page before.")
+
+
+PAGED = page_by(Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{21}[AQgw]$")])
+NUMBERED = page_by(Annotated[str, Meta(pattern=r"^A{10}[AB][A-Za-z0-9_-]{10}[AQgw]$")])

@@ -8,8 +8,7 @@ from mainspring.api.http.bodies import json_response
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import Parameters, bad_parameter, read_one
-from mainspring.api.items import NAME, existing, item_response, name_in, no_such_calendar
-from mainspring.api.views import view
+from mainspring.api.views import NAME, existing, item_response, name_in, no_such_calendar, view
 from mainspring.errors import Conflict
 from mainspring.store.schedules.calendars import CalendarStore, StoredCalendar
 from mainspring.wire.schedules import CalendarDates, CalendarIn, CalendarOut, CalendarPage
@@ -35,7 +34,8 @@ class CalendarResource:
         after = _decode(call.query.get("cursor"))
         found = await self.calendars.page(call.tenant_id, after=after, limit=limit)
         cursor = _encode(found[-1].name) if len(found) == limit else None
-        return json_response(CalendarPage([_out(calendar) for calendar in found], cursor))
+        items = [view(CalendarOut, calendar) for calendar in found]
+        return json_response(CalendarPage(items, cursor))
 
     async def one(self, call: TenantCall) -> Response:
         name = name_in(call, no_such_calendar)
@@ -59,16 +59,13 @@ class CalendarResource:
         return Response(status_code=204)
 
 
-def _out(calendar: StoredCalendar) -> CalendarOut:
-    return view(CalendarOut, calendar)
-
-
 def _shown(calendar: StoredCalendar) -> Response:
-    return item_response(_out(calendar), calendar.rev)
+    return item_response(view(CalendarOut, calendar), calendar.rev)
 
 
 def _created(calendar: StoredCalendar) -> Response:
-    return item_response(_out(calendar), calendar.rev, 201, f"/v1/calendars/{calendar.name}")
+    shown, path = view(CalendarOut, calendar), f"/v1/calendars/{calendar.name}"
+    return item_response(shown, calendar.rev, 201, path)
 
 
 def _encode(name: str) -> str:

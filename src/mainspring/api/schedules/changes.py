@@ -7,6 +7,7 @@ definition: an edit while a schedule fires meets the old or the new one, never a
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,13 +19,12 @@ from mainspring.api.http.body_errors import readable_as
 from mainspring.api.http.decoding import decode_as
 from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_schedule
 from mainspring.api.node_ports import NodePort
 from mainspring.api.schedules import validation
 from mainspring.api.schedules.reading import ScheduleReading, existing_schedule
-from mainspring.api.schedules.views import asked_run, compared, schedule_out
+from mainspring.api.schedules.views import compare_fire_times, requested_run, schedule_out
 from mainspring.api.tasks.views import new_task_out
-from mainspring.api.views import instant
+from mainspring.api.views import existing, instant, item_response, no_such_schedule
 from mainspring.clock import Clock, monotonic
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -41,7 +41,7 @@ _BACKFILL_TIMEOUT = 5.0
 
 
 class _Wanted(NamedTuple):
-    """A schedule as a request wants it."""
+    """A checked schedule from a request."""
 
     name: str
     checked: validation.Checked
@@ -62,7 +62,7 @@ class ScheduleChangeResource:
 
     async def create(self, call: TenantCall) -> Response:
         now = self.clock.now()
-        wanted = await self._whole(call, now)
+        wanted = await self._wanted(call, now)
         schedule_id = self.ids.make(now)
         definition, table = wanted.checked.definition, wanted.checked.timetable
         following = table.next(now)
@@ -82,7 +82,7 @@ class ScheduleChangeResource:
             call.tenant_id, schedule_id, new, call.remember(self._created)
         )
         if made is None:
-            raise _taken(wanted.name)
+            raise _name_taken(wanted.name)
         self._announce(DecidedSchedules(), made.partition)
         return self._created(made)
 
@@ -95,7 +95,7 @@ class ScheduleChangeResource:
     async def replace(self, call: TenantCall) -> Response:
         old = await existing_schedule(self.schedules, call)
         call.check_rev(old.edition)
-        return await self._replace(call, old, await self._whole(call, self.clock.now(), old))
+        return await self._replace(call, old, await self._wanted(call, self.clock.now(), old))
 
     async def edit(self, call: TenantCall) -> Response:
         patch = decode_as(wire.SchedulePatch, await call.body(), _payloads)
@@ -113,8 +113,8 @@ class ScheduleChangeResource:
         if (task := _patched_task(old, patch, problems)) is not None:
             definition = checked.definition if checked else None
             template = self.validator.template(task, definition, problems)
-        elif checked is not None:
-            problems += validation.check_key(checked.definition, template)
+        elif checked is not None and template.concurrency_key is not None:
+            problems += validation.key_problems(checked.definition)
         if checked is not None:
             problems += validation.never_fires(checked, now)
         raise_if(problems)
@@ -130,11 +130,8 @@ class ScheduleChangeResource:
             raise no_such_schedule(schedule_id)
         return Response(status_code=204)
 
-    async def pause(self, call: TenantCall) -> Response:
-        return await self._change(call, lambda old: _to_state(old, "paused", "paused"))
-
-    async def resume(self, call: TenantCall) -> Response:
-        return await self._change(call, lambda old: _to_state(old, "active", "resumed"))
+    async def set_state(self, state: Literal["paused", "active"], call: TenantCall) -> Response:
+        return await self._change(call, partial(_in_state, state))
 
     async def run(self, call: TenantCall) -> Response:
         schedule_id = call.id_or(no_such_schedule)
@@ -151,7 +148,7 @@ class ScheduleChangeResource:
             raise InvalidRequest("the range is empty", [Problem("/to", "is before from")])
 
         def choose(schedule: StoredSchedule) -> list[float]:
-            return _between(schedule.timetable, first, min(last, schedule.now - schedule.offset))
+            return _fire_times(schedule.timetable, first, min(last, schedule.now - schedule.offset))
 
         remember = call.remember(_all_tasks)
         done = await self.schedules.backfill(
@@ -163,10 +160,10 @@ class ScheduleChangeResource:
 
     # Details ----------------------------------------------------------------------------------
 
-    async def _whole(
+    async def _wanted(
         self, call: TenantCall, now: float, old: StoredSchedule | None = None
     ) -> _Wanted:
-        """The schedule that a body describes completely."""
+        """Return the schedule that a body describes completely."""
         body = await call.body()
         problems: list[Problem] = []
         try:
@@ -204,7 +201,7 @@ class ScheduleChangeResource:
     async def _replace(self, call: TenantCall, old: StoredSchedule, wanted: _Wanted) -> Response:
         table = wanted.checked.timetable
         if call.dry_run:
-            return self._previewed(_become(old, wanted), old.timetable, table, old.now)
+            return self._previewed(_as_replaced(old, wanted), old.timetable, table, old.now)
 
         def change(locked: StoredSchedule) -> ScheduleChange:
             after = max(locked.now - locked.offset, locked.decided_to)
@@ -223,14 +220,14 @@ class ScheduleChangeResource:
         try:
             return await self._change(call, change)
         except NameTaken:
-            raise _taken(wanted.name) from None
+            raise _name_taken(wanted.name) from None
 
     def _previewed(
         self, schedule: StoredSchedule, before: Timetable | None, after: Timetable, now: float
     ) -> Response:
-        """The schedule as it would be, and how its fire times would change."""
+        """Return the schedule as it would be, and how its fire times would change."""
         shown = schedule_out(schedule, self.config.overdue_after)
-        shown.fire_times = compared(before, after, now)
+        shown.fire_times = compare_fire_times(before, after, now)
         return json_response(shown)
 
     async def _change(
@@ -258,7 +255,7 @@ class ScheduleChangeResource:
 
 
 def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
-    """The parts of a body that are the caller's own."""
+    """Return the parts of a body that are kept as they came."""
     task = [] if body.task is UNSET or body.task is None else [body.task.payload]
     return task if body.input is UNSET else [*task, *body.input.values()]
 
@@ -266,8 +263,8 @@ def _payloads(body: wire.ScheduleIn | wire.SchedulePatch) -> list[msgspec.Raw]:
 def _patched_task(
     old: StoredSchedule, patch: wire.SchedulePatch, problems: list[Problem]
 ) -> wire.TemplateIn | None:
-    """The task that a patch asks for; None when that stays as it is."""
-    asked = asked_run(old.template)
+    """Return the task that a patch asks for; None when that stays as it is."""
+    asked = requested_run(old.template)
     task = None if patch.task is UNSET else patch.task
     if task is None and patch.workflow is UNSET and patch.input is UNSET:
         return None
@@ -291,19 +288,20 @@ def _all_tasks(decided: DecidedSchedules) -> Response:
     return json_response(wire.BackfilledOut(len(ids), ids), 201)
 
 
-def _to_state(
-    schedule: StoredSchedule, state: Literal["paused", "active"], verb: str
+def _in_state(
+    state: Literal["paused", "active"], schedule: StoredSchedule
 ) -> ScheduleChange | None:
-    """The change to a state, from any but the end; None when it is in that state."""
+    """Return the change to a state, from any but the end; None when it is in that state."""
     if schedule.state == state:
         return None
     if schedule.state == "ended":
+        verb = "paused" if state == "paused" else "resumed"
         raise Conflict(f"a schedule that has ended cannot be {verb}")
     return replace(ScheduleChange.of(schedule), state=state)
 
 
-def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
-    """The schedule as it would read after the change."""
+def _as_replaced(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
+    """Return the schedule as it would read after the change."""
     definition = wanted.checked.definition
     after = max(old.now, old.decided_to)
     return replace(
@@ -317,12 +315,12 @@ def _become(old: StoredSchedule, wanted: _Wanted) -> StoredSchedule:
     )
 
 
-def _taken(name: str) -> Conflict:
+def _name_taken(name: str) -> Conflict:
     return Conflict(f"there is a schedule {name!r} already")
 
 
-def _between(table: Timetable, first: float, last: float) -> list[float]:
-    """The times to backfill, limited in number and in the time to work them out."""
+def _fire_times(table: Timetable, first: float, last: float) -> list[float]:
+    """Return the times to backfill, limited in number and in the time to compute them."""
     deadline = monotonic() + _BACKFILL_TIMEOUT
     chosen: list[float] = []
     at = table.next_run(first - 1e-6)

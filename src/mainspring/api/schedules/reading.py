@@ -20,10 +20,9 @@ from mainspring.api.http.parameters import (
     read_one,
 )
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import T, existing, item_response, no_such_schedule
 from mainspring.api.schedules.validation import ScheduleValidator
-from mainspring.api.schedules.views import occurrence_out, schedule_out
-from mainspring.api.views import instant
+from mainspring.api.schedules.views import schedule_out
+from mainspring.api.views import T, existing, instant, item_response, no_such_schedule, view
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.schedules import description as describe
@@ -93,7 +92,8 @@ class ScheduleReading:
             limit=query.limit,
         )
         cursor = query.cursor_after([_number_of(line) for line in lines])
-        return json_response(wire.OccurrencePage([occurrence_out(line) for line in lines], cursor))
+        items = [view(wire.OccurrenceOut, o, decision=Decision(o.decision)) for o in lines]
+        return json_response(wire.OccurrencePage(items, cursor))
 
     async def preview(self, call: TenantCall) -> Response:
         wanted = decode_as(

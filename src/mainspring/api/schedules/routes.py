@@ -1,12 +1,13 @@
 """The routes of schedules and calendars."""
 
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
 
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.routes import Routes, Tag, created, created_without_path, links_by, ok
 from mainspring.api.schedules.calendars import CalendarResource
 from mainspring.api.schedules.changes import ScheduleChangeResource
 from mainspring.api.schedules.reading import ScheduleReading
@@ -75,27 +76,26 @@ _AFTERWARDS = links_by(
     **{verb: (f"{verb}Schedule", "") for verb in ("pause", "resume", "run")},
 )
 _THE_SCHEDULE = ok("The schedule as it is now.", wire.ScheduleOut, docs.ETAG, links=_AFTERWARDS)
-_OVERDUE = docs.Param("overdue", bool, "Only those whose next time has passed without a decision.")
+_FILTERS = (
+    docs.Param("state", wire.StateName, "Only schedules in this state."),
+    docs.Param("name", docs.AnyText, "Only the schedule of this name."),
+    docs.Param("overdue", bool, "Only those whose next time has passed without a decision."),
+    *docs.PAGED,
+)
 _AFTER = docs.Param("after", Instant, "Show times after this one, instead of after now.")
 _TIMES = docs.Param("n", Annotated[int, Meta(ge=1, le=1000)], "How many times to show (10).")
 _CALENDARS = Tag("Calendars")
 # The characters of a name, in hexadecimal: see `calendars`.
 _HEX_OF_NAME = r"^(2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]){1,100}$"
-_NAME_CURSOR = docs.Param(
-    "cursor",
-    Annotated[str, Meta(pattern=_HEX_OF_NAME, max_length=200)],
-    "Where to go on: `next_cursor` of the page before.",
-)
-_NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path", required=True)
+_BY_NAME = docs.page_by(Annotated[str, Meta(pattern=_HEX_OF_NAME, max_length=200)])
+_NAME = docs.Param("id", wire.CalendarName, "The calendar's name.", "path")
 
 
 def schedule_routes(reading: ScheduleReading, changes: ScheduleChangeResource) -> Routes:
     return {
-        "GET /v1/schedules": _SCHEDULES.page(
-            "read", reading.page, "listSchedules", "schedules", "Newest first.", wire.SchedulePage,
-            docs.Param("state", wire.StateName, "Only schedules in this state."),
-            docs.Param("name", docs.AnyText, "Only the schedule of this name."),
-            _OVERDUE, docs.LIMIT, docs.CURSOR,
+        "GET /v1/schedules": _SCHEDULES.tenant(
+            "read", reading.page, "listSchedules", "List schedules", "Newest first.",
+            ok("A page of schedules.", wire.SchedulePage), params=_FILTERS,
         ),
         "POST /v1/schedules": _SCHEDULES.tenant(
             "write", changes.create, "createSchedule", "Create a schedule",
@@ -160,9 +160,9 @@ def _change_routes(changes: ScheduleChangeResource) -> Routes:
             body=docs.Body(wire.SchedulePatch, examples={"later": {"cron": "0 9 * * MON-FRI"}}),
             problems=[Conflict],
         ),
-        "DELETE /v1/schedules/{id}": _SCHEDULES.delete(
-            "write", changes.delete, "Schedule", "a schedule",
-            "With its occurrences. Tasks that it made stay as they are.", if_match=True,
+        "DELETE /v1/schedules/{id}": _SCHEDULES.tenant(
+            "write", changes.delete, "deleteSchedule", "Delete a schedule",
+            "With its occurrences. Tasks that it made stay as they are.", docs.GONE, if_match=True,
         ),
     }  # fmt: skip
 
@@ -173,12 +173,12 @@ def _verb_routes(changes: ScheduleChangeResource) -> Routes:
         **_SCHEDULES.verbs(
             "/v1/schedules/{id}", "Schedule", _THE_SCHEDULE, if_match=True,
             pause=(
-                changes.pause, "Pause a schedule",
+                partial(changes.set_state, "paused"), "Pause a schedule",
                 "Times that pass meanwhile are recorded as `skipped_paused`. Calling twice is "
                 "harmless.",
             ),
             resume=(
-                changes.resume, "Resume a paused schedule",
+                partial(changes.set_state, "active"), "Resume a paused schedule",
                 "It goes on with the next time to come. Calling twice is harmless.",
             ),
         ),
@@ -191,7 +191,7 @@ def _verb_routes(changes: ScheduleChangeResource) -> Routes:
             "write", changes.backfill, "backfillSchedule", "Make up for a stretch of the past",
             "Makes a task for each occurrence from `from` to `to` that never had one, at most "
             "10000. At most `max_running` of them run at once. Excluded dates stay excluded.",
-            created_unplaced("The new tasks.", wire.BackfilledOut),
+            created_without_path("The new tasks.", wire.BackfilledOut),
             body=docs.Body(wire.BackfillIn, examples={"a day": day}),
         ),
     }  # fmt: skip
@@ -203,7 +203,7 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
         "GET /v1/calendars": _CALENDARS.tenant(
             "read", calendars.page, "listCalendars", "List calendars", "",
             ok("A page of calendars, by name.", wire.CalendarPage),
-            params=[docs.LIMIT, _NAME_CURSOR],
+            params=_BY_NAME,
         ),
         "POST /v1/calendars": _CALENDARS.tenant(
             "write", calendars.create, "createCalendar", "Create a calendar", "",
@@ -221,8 +221,8 @@ def calendar_routes(calendars: CalendarResource) -> Routes:
             params=[_NAME], if_match=True,
             body=docs.Body(wire.CalendarDates, examples={"one": {"dates": ["2026-12-25"]}}),
         ),
-        "DELETE /v1/calendars/{id}": _CALENDARS.delete(
-            "write", calendars.delete, "Calendar", "a calendar", "While no schedule names it.",
-            params=[_NAME], problems=[Conflict],
+        "DELETE /v1/calendars/{id}": _CALENDARS.tenant(
+            "write", calendars.delete, "deleteCalendar", "Delete a calendar",
+            "While no schedule names it.", docs.GONE, params=[_NAME], problems=[Conflict],
         ),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.tasks.validation import TaskValidator, queueing, seconds_of, span
+from mainspring.api.tasks.validation import TaskValidator, queueing, seconds_of
 from mainspring.api.views import instant_or_none, view
 from mainspring.domain.schedules import cron, rrule
 from mainspring.domain.schedules.definition import ScheduleDefinition, Timetable, timetable
@@ -29,7 +29,7 @@ _NO_KIND = "one of cron, interval and rrule is needed"
 _NO_TASK = "one of task and workflow is needed"
 _NEEDED = {_NO_KIND: ("/cron", "/interval", "/rrule"), _NO_TASK: ("/task", "/workflow")}
 INTERVALS = (1.0, 3660 * 86400.0)
-"""The shortest and the longest, in seconds."""
+"""The shortest and the longest interval, in seconds."""
 
 _LAST_YEAR = 9000
 _SLOW_RULES = asyncio.Semaphore(2)
@@ -49,7 +49,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleValidator:
-    """Checks schedules; reports everything that is wrong together."""
+    """The rules of schedules; everything that is wrong is reported together."""
 
     tasks: TaskValidator
     calendars: CalendarStore
@@ -90,7 +90,7 @@ class ScheduleValidator:
         found = [*spec.problems, *payload_problems(payload, self.max_payload)]
         problems += [p.at("/task" + p.pointer) for p in found]
         if wanted.concurrency is not None and definition is not None:
-            problems += _key_problems(definition)
+            problems += key_problems(definition)
         encoded = msgspec.Raw(spec.encoded)
         return Template(encoded, msgspec.Raw(payload), spec.capability, *queueing(wanted))
 
@@ -116,11 +116,6 @@ def wanted_task(
         timeout=DAY,
         retry=RetryIn(max_attempts=1),
     )
-
-
-def check_key(definition: ScheduleDefinition, template: Template) -> list[Problem]:
-    """A task has one concurrency key: the schedule's own, for policies that make tasks wait."""
-    return [] if template.concurrency_key is None else _key_problems(definition)
 
 
 def never_fires(checked: Checked, now: float) -> list[Problem]:
@@ -154,8 +149,7 @@ def merged(old: ScheduleDefinition, patch: SchedulePatch) -> TimingIn:
 
 def kept_anchor(old: ScheduleDefinition, wanted: TimingIn) -> float | None:
     """Return the old anchor if interval and rule stay the same: their times must not shift."""
-    interval = None if wanted.interval is None else _seconds(wanted.interval)
-    same = (old.interval, old.rrule) == (interval, wanted.rrule)
+    same = (old.interval, old.rrule) == (_interval(wanted, []), wanted.rrule)
     return old.anchor if same else None
 
 
@@ -175,17 +169,17 @@ async def _define(
     definition = ScheduleDefinition(
         timezone=wanted.timezone,
         cron=wanted.cron,
-        interval=None if wanted.interval is None else _seconds(wanted.interval),
+        interval=_interval(wanted, problems),
         rrule=wanted.rrule,
         anchor=start if start is not None else anchor if anchor is not None else float(floor(now)),
         start_at=start,
         end_at=end,
         max_runs=wanted.max_runs,
-        jitter=span(wanted.jitter, JITTERS, "/jitter", problems),
-        spread=span(wanted.spread, JITTERS, "/spread", problems),
+        jitter=seconds_of(wanted.jitter, "/jitter", problems, JITTERS),
+        spread=seconds_of(wanted.spread, "/spread", problems, JITTERS),
         misfire=Misfire(
             wanted.misfire.policy,
-            span(wanted.misfire.window, WINDOWS, "/misfire/window", problems),
+            seconds_of(wanted.misfire.window, "/misfire/window", problems, WINDOWS),
             wanted.misfire.cap,
         ),
         overlap=wanted.overlap,
@@ -214,15 +208,19 @@ def _time_problems(wanted: TimingIn) -> list[Problem]:
             problems.append(Problem(f"/{name}", detail))
     if start is not None and end is not None and end < start:
         problems.append(Problem("/end_at", "is before start_at"))
-    if wanted.interval is not None:
-        try:
-            seconds = seconds_of(wanted.interval)
-        except ValueError as error:
-            problems.append(Problem("/interval", str(error)))
-        else:
-            if not INTERVALS[0] <= seconds <= INTERVALS[1]:
-                problems.append(Problem("/interval", "is not between one second and ten years"))
     return problems
+
+
+def _interval(wanted: TimingIn, problems: list[Problem]) -> float | None:
+    """Return the interval in seconds; add to `problems` what is wrong with it."""
+    if wanted.interval is None:
+        return None
+    found: list[Problem] = []
+    seconds = seconds_of(wanted.interval, "/interval", found)
+    if not found and not INTERVALS[0] <= seconds <= INTERVALS[1]:
+        found.append(Problem("/interval", "is not between one second and ten years"))
+    problems += found
+    return seconds
 
 
 def _cron_problems(definition: ScheduleDefinition) -> list[Problem]:
@@ -247,18 +245,13 @@ async def _rule_problems(definition: ScheduleDefinition) -> list[Problem]:
     return []
 
 
-def _key_problems(definition: ScheduleDefinition) -> list[Problem]:
+def key_problems(definition: ScheduleDefinition) -> list[Problem]:
+    """Return the problem of a task with a concurrency key of its own: policies that make tasks wait
+    need the key for the schedule's."""
     if definition.overlap not in ("queue", "cancel_running"):
         return []
     detail = f"cannot be given with overlap {definition.overlap!r}, which has a key of its own"
     return [Problem("/task/concurrency", detail)]
-
-
-def _seconds(interval: float | str) -> float:
-    try:
-        return float(seconds_of(interval))
-    except ValueError:
-        return 1.0  # reported by _time_problems
 
 
 def _holidays(found: Mapping[str, Sequence[date]]) -> tuple[str, ...]:

@@ -7,18 +7,17 @@ from mainspring.api.tasks.views import target_out, task_view
 from mainspring.api.views import instant, instant_or_none, view
 from mainspring.domain.schedules.definition import Timetable
 from mainspring.domain.schedules.description import describe
-from mainspring.domain.schedules.policies import Decision
 from mainspring.domain.task import RUN_WORKFLOW
-from mainspring.store.schedules.schedules import StoredOccurrence, StoredSchedule, Template
+from mainspring.store.schedules.schedules import StoredSchedule, Template
 from mainspring.wire import schedules as wire
 
-_COMPARED = 100
+_MOST_COMPARED = 100
 
 
 def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.ScheduleOut:
-    """A schedule as it was found."""
+    """Return the view of a stored schedule."""
     definition = schedule.definition
-    asked = asked_run(schedule.template)
+    asked = requested_run(schedule.template)
     following = None
     if schedule.state == "active" and schedule.next is not None:
         following = schedule.timetable.next_run(max(schedule.decided_to, schedule.next - 1e-6))
@@ -39,32 +38,28 @@ def schedule_out(schedule: StoredSchedule, overdue_after: float) -> wire.Schedul
     )  # fmt: skip
 
 
-class AskedRun(Struct):
+class RequestedRun(Struct):
     """The payload of a task that runs a workflow."""
 
     workflow: str
     input: dict[str, Raw]
 
 
-def asked_run(template: Template) -> AskedRun | None:
-    """The run that a schedule asks for, where it does so in place of a task."""
+def requested_run(template: Template) -> RequestedRun | None:
+    """Return the workflow run that a schedule makes in place of a task, if it does."""
     if template.capability != f"handler:{RUN_WORKFLOW}":
         return None
     try:
-        return msgspec.json.decode(template.payload, type=AskedRun)
+        return msgspec.json.decode(template.payload, type=RequestedRun)
     except msgspec.MsgspecError:
         return None
 
 
-def occurrence_out(line: StoredOccurrence) -> wire.OccurrenceOut:
-    return view(wire.OccurrenceOut, line, decision=Decision(line.decision))
-
-
-def compared(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
-    """How the next fire times differ, up to the last time that both show."""
-    before = old.upcoming(now, _COMPARED) if old else []
-    after = new.upcoming(now, _COMPARED) if new else []
-    full = [times[-1] for times in (before, after) if len(times) == _COMPARED]
+def compare_fire_times(old: Timetable | None, new: Timetable | None, now: float) -> wire.FireTimes:
+    """Return how the next fire times differ, up to the last time that both show."""
+    before = old.upcoming(now, _MOST_COMPARED) if old else []
+    after = new.upcoming(now, _MOST_COMPARED) if new else []
+    full = [times[-1] for times in (before, after) if len(times) == _MOST_COMPARED]
     horizon = min(full, default=float("inf"))
     was, will = ({t for t in times if t <= horizon} for times in (before, after))
     return wire.FireTimes(

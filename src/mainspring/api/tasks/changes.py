@@ -52,18 +52,17 @@ class TaskChangeResource:
     clock: Clock
     patcher: TaskPatcher
 
-    async def cancel(self, call: TenantCall) -> Response:
-        return await self._move(call, transitions.cancel)
-
-    async def pause(self, call: TenantCall) -> Response:
-        return await self._move(call, transitions.pause)
-
-    async def resume(self, call: TenantCall) -> Response:
-        return await self._move(call, transitions.resume)
+    async def move(self, rule: Rule, call: TenantCall) -> Response:
+        """Change the state of a task as the rule decides."""
+        decided, task = await self._decide(call, partial(change_by, rule))
+        if decided is None:
+            # It is finished: the rule says whether that is what the caller wanted.
+            rule(_standing(task))
+        return task_response(task)
 
     async def run(self, call: TenantCall) -> Response:
         now = round(self.clock.now(), 6)
-        return await self._move(call, lambda task: transitions.run(task, now))
+        return await self.move(partial(transitions.run, now=now), call)
 
     async def edit(self, call: TenantCall) -> Response:
         body = await call.body()
@@ -136,13 +135,6 @@ class TaskChangeResource:
             pass  # what is known to be wrong is enough
         raise type(error)(error.detail, [*error.problems, *more]) from None
 
-    async def _move(self, call: TenantCall, rule: Rule) -> Response:
-        decided, task = await self._decide(call, partial(change_by, rule))
-        if decided is None:
-            # It is finished: the rule says whether that is what the caller wanted.
-            rule(_standing(task))
-        return task_response(task)
-
     async def _decide(
         self, call: TenantCall, decide: Callable[[LockedTask], TaskChange | bool | _Preview]
     ) -> tuple[bool | _Preview | None, StoredTask]:
@@ -211,7 +203,7 @@ def change_by(rule: Rule, locked: LockedTask) -> TaskChange | bool:
 
 
 def _as_changed(task: StoredTask, change: TaskChange) -> StoredTask:
-    """The task as it would read after the change."""
+    """Return the task as it would read after the change."""
     return replace(
         task,
         run_at=instant(change.run),

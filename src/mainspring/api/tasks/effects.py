@@ -1,6 +1,5 @@
 """The effect log: exactly one of all callers with a key is told that it is the first."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,8 +16,6 @@ from mainspring.store.answers import EffectStore
 from mainspring.wire.dead_letters import LONGEST_EFFECT, EffectIn, EffectOut
 from mainspring.wire.tasks import DAY
 
-_DEFAULT_TTL = 7 * DAY
-
 
 @dataclass(frozen=True, slots=True)
 class EffectLog:
@@ -30,20 +27,14 @@ class EffectLog:
     async def note(self, call: TenantCall) -> Response:
         """Return 201 to the first, 200 and the first one's answer to all others."""
         effect = decode_as(EffectIn, await call.body(), lambda given: [given.answer])
-        raise_if(list(self._problems(effect)))
-        ttl = _DEFAULT_TTL if effect.ttl is None else seconds_of(effect.ttl)
-        noted = await self.effects.note(call.tenant_id, effect.key, bytes(effect.answer), ttl)
+        answer = bytes(effect.answer)
+        problems = [problem.at("/answer") for problem in payload_problems(answer, self.max_answer)]
+        unreadable: list[Problem] = []
+        ttl = 7 * DAY if effect.ttl is None else seconds_of(effect.ttl, "/ttl", unreadable)
+        problems += unreadable
+        if not unreadable and not 0 < ttl <= LONGEST_EFFECT:
+            problems.append(Problem("/ttl", f"is not between 0 and {LONGEST_EFFECT:.0f} seconds"))
+        raise_if(problems)
+        noted = await self.effects.note(call.tenant_id, effect.key, answer, ttl)
         shown = EffectOut(effect.key, noted.first, msgspec.Raw(noted.answer), noted.created_at)
         return json_response(shown, 201 if noted.first else 200)
-
-    def _problems(self, effect: EffectIn) -> Iterable[Problem]:
-        for problem in payload_problems(bytes(effect.answer), self.max_answer):
-            yield problem.at("/answer")
-        if effect.ttl is not None:
-            try:
-                seconds = seconds_of(effect.ttl)
-            except ValueError as error:
-                yield Problem("/ttl", str(error))
-            else:
-                if not 0 < seconds <= LONGEST_EFFECT:
-                    yield Problem("/ttl", f"is not between 0 and {LONGEST_EFFECT:.0f} seconds")

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from starlette.datastructures import QueryParams
 
-from mainspring.api.http.parameters import ListQuery, Parameters
+from mainspring.api.http.parameters import ListQuery, Parameters, read_one
 from mainspring.api.http.problems import raise_if
 from mainspring.domain.execution import Outcome
 from mainspring.domain.task import TaskState
@@ -36,9 +36,7 @@ def task_query(params: QueryParams) -> ListQuery[TaskFilter]:
 
 def outcome_query(params: QueryParams) -> Outcome | None:
     """Return the outcome that a list of executions is filtered by."""
-    given = Parameters(params, {"outcome"})
-    outcome = given.choice("outcome", Outcome)
-    given.check()
+    outcome = read_one(params, lambda given: given.choice("outcome", Outcome))
     return Outcome(outcome) if outcome else None
 
 

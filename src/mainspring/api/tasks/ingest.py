@@ -51,7 +51,7 @@ class _PendingCreation(NamedTuple):
 
 @dataclass(slots=True)
 class Ingest:
-    """Inserts all tasks that the API creates."""
+    """The inserts of all tasks that the API creates."""
 
     tasks: TaskStore
     node: NodePort

@@ -8,16 +8,16 @@ from msgspec import UNSET, Meta, UnsetType
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import T
 from mainspring.api.tasks.targets import target_problems
 from mainspring.api.tasks.validation import (
     EXPIRES_EARLY,
     TaskValidator,
     requirements_of,
     retry_of,
-    span,
+    seconds_of,
 )
-from mainspring.api.tasks.views import spec_of
+from mainspring.api.tasks.views import decode_spec
+from mainspring.api.views import T
 from mainspring.clock import Clock
 from mainspring.domain.capability import capability_of
 from mainspring.domain.task import Target, TaskSpec
@@ -28,7 +28,7 @@ from mainspring.wire.tasks import JITTERS, SLAS, TIMEOUTS, TargetIn, TaskPatch
 
 @dataclass(frozen=True, slots=True)
 class TaskPatcher:
-    """Merges a patch into a task; reports everything that is wrong together."""
+    """The merge of a patch into a task; everything that is wrong is reported together."""
 
     validator: TaskValidator
     clock: Clock
@@ -46,7 +46,7 @@ class TaskPatcher:
             problems.extend(payload_problems(bytes(patch.payload), self.max_payload))
         if patch.target is not UNSET:
             problems.extend(target_problems(patch.target))
-        spec = _merge_spec(spec_of(task), patch, self.validator.target, problems)
+        spec = _merge_spec(decode_spec(task.spec), patch, self.validator.target, problems)
         change = replace(
             self._retimed(task, patch, spec, problems),
             priority=_given(patch.priority, task.priority),
@@ -97,7 +97,7 @@ def _merge_spec(
     spec: TaskSpec, patch: TaskPatch, target: Callable[[TargetIn], Target], problems: list[Problem]
 ) -> TaskSpec:
     def seconds(given: float | str | UnsetType, old: float, bounds: Meta, pointer: str) -> float:
-        return old if isinstance(given, UnsetType) else span(given, bounds, pointer, problems)
+        return old if isinstance(given, UnsetType) else seconds_of(given, pointer, problems, bounds)
 
     return replace(
         spec,

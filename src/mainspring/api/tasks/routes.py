@@ -1,15 +1,16 @@
 """The routes of tasks."""
 
+from functools import partial
 from uuid import UUID
 
 from mainspring.api.http.operations import TenantOperation
 from mainspring.api.openapi import operation as docs
-from mainspring.api.routes import Routes, Tag, created, created_unplaced, links_by, ok
+from mainspring.api.routes import Routes, Tag, created, created_without_path, links_by, ok
 from mainspring.api.tasks.changes import TaskBulk, TaskChangeResource
 from mainspring.api.tasks.creation import TaskCreation
 from mainspring.api.tasks.effects import EffectLog
-from mainspring.api.tasks.explaining import TaskExplanation
-from mainspring.api.tasks.reading import TaskReading
+from mainspring.api.tasks.reading import TaskExplanation, TaskReading
+from mainspring.domain import transitions
 from mainspring.errors import Conflict
 from mainspring.store.vault import NoKey
 from mainspring.wire import tasks as wire
@@ -58,16 +59,16 @@ def task_routes(
         **_TASKS.verbs(
             "/v1/tasks/{id}", "Task", _THE_TASK, if_match=True,
             cancel=(
-                changes.cancel, "Cancel a task",
+                partial(changes.move, transitions.cancel), "Cancel a task",
                 "A waiting task ends at once. A running one is asked to stop (`cancel_requested`). "
                 "Calling twice is harmless.",
             ),
             pause=(
-                changes.pause, "Pause a task",
+                partial(changes.move, transitions.pause), "Pause a task",
                 "It will not start until it is resumed. Calling twice is harmless.",
             ),
             resume=(
-                changes.resume, "Resume a paused task",
+                partial(changes.move, transitions.resume), "Resume a paused task",
                 "It keeps its due time. Calling twice is harmless.",
             ),
             run=(
@@ -89,7 +90,7 @@ def effect_routes(effects: EffectLog) -> Routes:
             "Of all calls with the same key exactly one is answered with 201; the others get 200 "
             "and the first one's answer, until `ttl` (7 days) has passed. A receiver that is "
             "called at least once can so have its effect once.",
-            created_unplaced("This call was the first.", EffectOut),
+            created_without_path("This call was the first.", EffectOut),
             ok("Another call was; this is its answer.", EffectOut),
             body=docs.Body(EffectIn, examples=example, rules=rules), or_scope="work",
         )
@@ -97,19 +98,21 @@ def effect_routes(effects: EffectLog) -> Routes:
 
 
 def _page(reading: TaskReading) -> TenantOperation:
-    return _TASKS.page(
-        "read", reading.page, "listTasks", "tasks",
+    return _TASKS.tenant(
+        "read", reading.page, "listTasks", "List tasks",
         "Newest first, unfinished and finished ones. Filters are joined by *and*. A page may be "
         "short, or even empty, and still have a `next_cursor`: only its absence ends the list.",
-        wire.TaskPage,
-        docs.Param("state", wire.State, "Only tasks in this state."),
-        *docs.OF_TASKS,
-        docs.Param("due_after", wire.Instant, "Only tasks due at or after this time."),
-        docs.Param("due_before", wire.Instant, "Only tasks due before this time."),
-        docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
-        docs.Param("workflow_run_id", UUID, "Only steps of this run."),
-        docs.Param("payload", bool, "Show payloads as well."),
-        docs.LIMIT, docs.CURSOR, links=docs.next_page("listTasks"),
+        ok("A page of tasks.", wire.TaskPage, links=docs.next_page("listTasks")),
+        params=[
+            docs.Param("state", wire.State, "Only tasks in this state."),
+            *docs.OF_TASKS,
+            docs.Param("due_after", wire.Instant, "Only tasks due at or after this time."),
+            docs.Param("due_before", wire.Instant, "Only tasks due before this time."),
+            docs.Param("schedule_id", UUID, "Only tasks of this schedule."),
+            docs.Param("workflow_run_id", UUID, "Only steps of this run."),
+            docs.Param("payload", bool, "Show payloads as well."),
+            *docs.PAGED,
+        ],
     )  # fmt: skip
 
 
@@ -135,7 +138,7 @@ def _create_batch(creation: TaskCreation) -> TenantOperation:
         "createTasks", "Create many tasks",
         "All of them or none. As one JSON document, or, with the Content-Type "
         "`application/x-ndjson`, as NDJSON with a task a line. Every error names the task's index.",
-        created_unplaced("The new tasks' ids.", wire.Ids, links=first),
+        created_without_path("The new tasks' ids.", wire.Ids, links=first),
         ok("With `dry_run`: all tasks are in order. The ids are not used.", wire.Ids),
         params=[docs.DRY_RUN], also_consumes=["application/x-ndjson"], problems=[NoKey],
         body=docs.Body(wire.BatchIn, examples={"two": {"tasks": [_HTTP_TASK, _HANDLER_TASK]}}),
@@ -175,10 +178,10 @@ def _item_routes(
             _THE_TASK, params=[docs.DRY_RUN], if_match=True, problems=[Conflict, NoKey],
             body=docs.Body(wire.TaskPatch, examples=sooner, rules={"TaskPatch": _PATCH_RULES}),
         ),
-        "DELETE /v1/tasks/{id}": _TASKS.delete(
-            "write", changes.delete, "Task", "a task",
+        "DELETE /v1/tasks/{id}": _TASKS.tenant(
+            "write", changes.delete, "deleteTask", "Delete a task",
             "Cancels it where needed, then removes it with its executions. The removal is noted in "
-            "the audit log.", if_match=True,
+            "the audit log.", docs.GONE, if_match=True,
         ),
         "GET /v1/tasks/{id}/executions": _TASKS.tenant(
             "read", reading.executions, "listExecutions", "List a task's executions",

@@ -10,7 +10,7 @@ from mainspring.execution.headers import name_problem
 from mainspring.wire.tasks import CommandTarget, HandlerTarget, HttpTarget, TargetIn
 
 Seal = Callable[[Mapping[str, str]], str]
-"""Encrypts headers."""
+"""The encryption of headers."""
 
 
 def target_problems(target: TargetIn) -> Iterator[Problem]:

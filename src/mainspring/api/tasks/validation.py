@@ -16,6 +16,7 @@ from msgspec import Meta
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
+from mainspring.api.http.problems import raise_if
 from mainspring.api.tasks.targets import Seal, has_secrets, target_of, target_problems
 from mainspring.clock import Clock
 from mainspring.config import Config
@@ -24,7 +25,7 @@ from mainspring.domain.duration import parse_duration
 from mainspring.domain.ids import TaskIds
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import Requirements, Target, TaskSpec
-from mainspring.errors import Problem, RequestError, refusal
+from mainspring.errors import Problem, RequestError
 from mainspring.store.creation import NewTask
 from mainspring.wire.tasks import (
     BACKOFFS,
@@ -41,6 +42,7 @@ from mainspring.wire.tasks import (
 )
 
 EXPIRES_EARLY = "is not after the time the task is due"
+UNBOUNDED = Meta()
 
 _CACHED_SPECS = 4096
 """Maximum specs in the cache, of at most `_LARGEST_CACHED` bytes each."""
@@ -49,7 +51,7 @@ _TASKS_PER_TURN = 200
 """Tasks of a batch, or one with a large payload, after which others get their turn."""
 _LARGE_PAYLOAD = 100_000
 _SMALLEST_CHECKED = 4
-"""Shorter than this nothing can be wrong with a payload, `{}` above all."""
+"""Bytes below which nothing can be wrong with a payload, as with `{}`."""
 
 
 class CompiledSpec(NamedTuple):
@@ -71,7 +73,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class TaskValidator:
-    """Checks tasks and makes them ready to insert; reports everything that is wrong together."""
+    """The rules of tasks, and the rows to insert; everything that is wrong is reported together."""
 
     config: Config
     clock: Clock
@@ -84,8 +86,7 @@ class TaskValidator:
         """Return a task to insert; problems point into its body."""
         problems: list[Problem] = []
         made = self._make(tenant_id, task, round(self.clock.now(), 6), problems)
-        if problems:
-            raise refusal("some values do not make sense", problems)
+        raise_if(problems)
         return made
 
     async def many(self, tenant_id: int, tasks: Sequence[TaskIn]) -> list[NewTask]:
@@ -104,8 +105,7 @@ class TaskValidator:
                     break
             if index % _TASKS_PER_TURN == 0 or len(made[-1].payload) > _LARGE_PAYLOAD:
                 await asyncio.sleep(0)
-        if problems:
-            raise refusal("some values do not make sense", problems[:MOST_PROBLEMS])
+        raise_if(problems[:MOST_PROBLEMS])
         return made
 
     async def refuse(self, error: RequestError, tasks: Iterable[tuple[str, TaskIn]]) -> NoReturn:
@@ -196,9 +196,9 @@ class TaskValidator:
         target = target_of(task.target, None if problems else self.seal)
         spec = TaskSpec(
             target,
-            span(task.timeout, TIMEOUTS, "/timeout", problems),
-            span(task.sla, SLAS, "/sla", problems),
-            span(task.jitter, JITTERS, "/jitter", problems),
+            seconds_of(task.timeout, "/timeout", problems, TIMEOUTS),
+            seconds_of(task.sla, "/sla", problems, SLAS),
+            seconds_of(task.jitter, "/jitter", problems, JITTERS),
             retry_of(task.retry, problems),
             requirements_of(task.requires),
         )
@@ -247,10 +247,7 @@ class TaskValidator:
                 problems.append(Problem("/delay", "cannot be given together with run_at"))
         elif delay is not None:
             pointer = "/delay"
-            try:
-                run = round(now + seconds_of(delay), 6)
-            except ValueError as error:
-                problems.append(Problem(pointer, str(error)))
+            run = round(now + seconds_of(delay, pointer, problems), 6)
         if run > now + self.config.horizon + 1e-6:  # it was rounded
             problems.append(Problem(pointer, _too_far(self.config.horizon)))
         elif run < 0:
@@ -258,40 +255,38 @@ class TaskValidator:
         return run
 
 
-def seconds_of(delay: Delay) -> float:
-    """Return a delay in seconds, whichever way it was written."""
-    return parse_duration(delay) if isinstance(delay, str) else delay
-
-
 def _too_far(most: float) -> str:
     return f"is too far ahead: at most {most / DAY:g} days are allowed"
 
 
-def span(given: float | str, bounds: Meta, pointer: str, problems: list[Problem]) -> float:
-    """Return a duration in seconds; add to `problems` if it is not within its bounds."""
+def seconds_of(
+    given: Delay, pointer: str, problems: list[Problem], bounds: Meta = UNBOUNDED
+) -> float:
+    """Return a duration in seconds, 0 if it is refused; add to `problems` if it cannot be read or
+    is not within its bounds, which the decoder has checked where it is a number."""
     if not isinstance(given, str):
         return given
     try:
-        return _bounded(parse_duration(given), bounds)
+        seconds = parse_duration(given)
     except ValueError as error:
         problems.append(Problem(pointer, str(error)))
         return 0.0
-
-
-def _bounded(seconds: float, bounds: Meta) -> float:
     if bounds.gt is not None and seconds <= bounds.gt:
-        raise ValueError(f"is not more than {bounds.gt:g} seconds")
-    if bounds.le is not None and seconds > bounds.le:
-        raise ValueError(f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}")
-    return seconds
+        detail = f"is not more than {bounds.gt:g} seconds"
+    elif bounds.le is not None and seconds > bounds.le:
+        detail = f"is {seconds:.0f} seconds; the most is {bounds.le:.0f}"
+    else:
+        return seconds
+    problems.append(Problem(pointer, detail))
+    return 0.0
 
 
 def retry_of(retry: RetryIn, problems: list[Problem]) -> RetryPolicy:
     return RetryPolicy(
         retry.max_attempts,
-        span(retry.initial, BACKOFFS, "/retry/initial", problems),
+        seconds_of(retry.initial, "/retry/initial", problems, BACKOFFS),
         retry.factor,
-        span(retry.max_delay, BACKOFFS, "/retry/max_delay", problems),
+        seconds_of(retry.max_delay, "/retry/max_delay", problems, BACKOFFS),
         retry.jitter,
         None if retry.on is None else list(retry.on),
     )

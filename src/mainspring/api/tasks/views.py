@@ -1,6 +1,5 @@
 """Tasks and executions as callers read them."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from secrets import token_hex
 from typing import Any
@@ -17,22 +16,19 @@ from mainspring.domain.workflows.definition import TaskTemplate
 from mainspring.store.claims import NO_SPEC, UNREADABLE
 from mainspring.store.creation import NewTask
 from mainspring.store.schedules.schedules import Template
-from mainspring.store.tasks import LockedTask, StoredExecution, StoredTask
+from mainspring.store.tasks import StoredExecution, StoredTask
 from mainspring.wire.tasks import (
     ConcurrencyOut,
-    ExecutionList,
     ExecutionOut,
     RetryOut,
     TargetOut,
     TaskOut,
 )
 
-_decode_spec = msgspec.json.Decoder(TaskSpec).decode
+decode_spec = msgspec.json.Decoder(TaskSpec).decode
 _BEARER = "Authorization"
 _LARGEST_SHARED = 4096
 _decode_any = msgspec.json.Decoder().decode
-
-_Templated = StoredTask | Template | TaskTemplate
 
 MASK = "***"
 """What is shown in place of a secret."""
@@ -147,11 +143,7 @@ def new_task_out(task: NewTask) -> TaskOut:
     )
 
 
-def executions_out(executions: Sequence[StoredExecution]) -> ExecutionList:
-    return ExecutionList([_execution_out(execution) for execution in executions])
-
-
-def _execution_out(execution: StoredExecution) -> ExecutionOut:
+def execution_out(execution: StoredExecution) -> ExecutionOut:
     return view(
         ExecutionOut,
         execution,
@@ -159,11 +151,6 @@ def _execution_out(execution: StoredExecution) -> ExecutionOut:
         duration_ms=round(execution.duration_ms, 3),
         lateness=execution.lateness or {},
     )
-
-
-def spec_of(task: LockedTask) -> TaskSpec:
-    """Return the spec of a task that is about to be changed."""
-    return _decode_spec(task.spec)
 
 
 def concurrency_out(key: str | None, limit: int | None) -> ConcurrencyOut | None:
@@ -206,7 +193,7 @@ def _shared_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
 
 def _decoded_spec(spec: bytes) -> tuple[TaskSpec, TargetOut]:
     try:
-        decoded = _decode_spec(spec)
+        decoded = decode_spec(spec)
     except UNREADABLE:  # a task that has failed for it, or will: it must not spoil whole lists
         decoded = NO_SPEC
     return decoded, target_out(decoded.target)

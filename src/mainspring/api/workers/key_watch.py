@@ -1,4 +1,4 @@
-"""Keys of requests that stay open, watched for their end."""
+"""The end of a key while requests under it are open, as polls of workers are."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class _Watched:
 
 
 class KeyWatch:
-    """Looks a key up once a second for all requests that are open under it."""
+    """One look-up a second of each key that has open requests."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator

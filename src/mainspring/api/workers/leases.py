@@ -20,7 +20,6 @@ from mainspring.api.http.problems import raise_if
 from mainspring.api.node_ports import LeasePort
 from mainspring.api.tasks.views import target_out
 from mainspring.api.workers.key_watch import KeyWatch
-from mainspring.api.workers.logs import keep_lines
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.capability import ALONE, Offer
@@ -30,7 +29,7 @@ from mainspring.errors import Unauthenticated
 from mainspring.node.workers.heartbeats_and_reports import HeartbeatAnswer, WorkerReport
 from mainspring.node.workers.lease_service import LeaseRequest
 from mainspring.store.leases import HeldHeartbeat, LeasedTask
-from mainspring.store.workers import WorkerStore
+from mainspring.store.workers import NewLogLine, WorkerStore
 from mainspring.wire import workers as wire
 
 T = TypeVar("T")
@@ -38,6 +37,11 @@ T = TypeVar("T")
 _OUTCOMES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED, "released": Outcome.RELEASED}
 _NO_RESOURCES = wire.ResourcesIn()
 _LARGEST_PROGRESS = 10_000
+_MOST_LINES = 1000
+"""Maximum log lines of a task; beyond that `_MORE_ERRORS` errors are kept."""
+_MORE_ERRORS = 100
+_LONGEST_LINE = 4000
+"""Characters after which a line is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class LeaseResource:
             holder, offer, asked.max, wait, _about(asked.about), running, asked.announces_starts
         )
         with self.watch.over(call.request.headers.get("authorization")) as ended:
-            leased = await _unless_gone(
+            leased = await _while_connected(
                 call.request, ended, lambda: self.lease_service.lease(wanted)
             )
         cut = wait if wait < asked.wait else None
@@ -104,11 +108,16 @@ class LeaseResource:
 
     async def add_logs(self, call: TenantCall) -> Response:
         sent = decode_as(wire.LogsIn, await call.body())
-        kept = await keep_lines(self.workers, call.tenant_id, sent.lines, self.clock.now())
+        kept, now = 0, self.clock.now()
+        if sent.lines:
+            lines = [_log_line(line, now) for line in sent.lines]
+            kept = await self.workers.add_logs(
+                call.tenant_id, lines, most=_MOST_LINES, more_errors=_MORE_ERRORS
+            )
         return json_response(wire.LogsTakenOut(kept, len(sent.lines) - kept))
 
 
-async def _unless_gone(
+async def _while_connected(
     request: Request, ended: "asyncio.Future[None]", work: Callable[[], Awaitable[T]]
 ) -> T:
     """Run long work; cancel it when the caller disconnects or its key ends."""
@@ -159,6 +168,13 @@ def _report(outcome: wire.OutcomeIn) -> WorkerReport:
         outcome.retryable,
         outcome.retry_after,
     )
+
+
+def _log_line(line: wire.LogLineIn, now: float) -> NewLogLine:
+    # The database cannot store a NUL in a text, but programs may print one.
+    message = line.message[:_LONGEST_LINE].replace("\x00", "\ufffd")
+    at = line.at.timestamp() if line.at is not None else now
+    return NewLogLine(line.id, line.fence, at, line.level, message)
 
 
 def _pulse_out(pulse: HeartbeatAnswer) -> wire.PulseOut:

@@ -1,4 +1,4 @@
-"""Workers as their users see them, and the addresses of nodes for workers."""
+"""Workers in lists, and the addresses of nodes for workers."""
 
 from dataclasses import dataclass
 

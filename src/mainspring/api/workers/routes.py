@@ -47,11 +47,11 @@ def lease_routes(leases: LeaseResource) -> Routes:
 
 def worker_routes(workers: WorkerResource) -> Routes:
     return {
-        "GET /v1/workers": _WORKERS.page(
-            "work", workers.page, "listWorkers", "workers",
+        "GET /v1/workers": _WORKERS.tenant(
+            "work", workers.page, "listWorkers", "List workers",
             "The newest first, with what they offer, hold and did. One that was not heard of for "
             "half a minute is `silent`, after a day it is forgotten.",
-            wire.WorkerPage, *docs.NUMBERED, or_scope="read",
+            ok("A page of workers.", wire.WorkerPage), params=docs.NUMBERED, or_scope="read",
         ),
         "GET /v1/workers/nodes": _WORKERS.tenant(
             "work", workers.nodes, "listWorkerNodes", "List the nodes that workers may ask",

@@ -17,8 +17,15 @@ from mainspring.api.http.parameters import (
     page_query,
     read_one,
 )
-from mainspring.api.items import NAME, existing, item_response, name_in, no_such_workflow
-from mainspring.api.views import instant, view
+from mainspring.api.views import (
+    NAME,
+    existing,
+    instant,
+    item_response,
+    name_in,
+    no_such_workflow,
+    view,
+)
 from mainspring.api.workflows.validation import WorkflowValidator
 from mainspring.api.workflows.views import graph_response, workflow_out
 from mainspring.clock import Clock
@@ -71,7 +78,7 @@ class WorkflowResource:
     async def versions(self, call: TenantCall) -> Response:
         query = page_query(call.query)
         before = LARGEST_NUMBER if query.before is None else min(query.before, LARGEST_NUMBER)
-        name = workflow_name_in(call)
+        name = name_in(call, no_such_workflow)
         found = await self.workflows.versions(
             call.tenant_id, name, before=before, limit=query.limit
         )
@@ -88,7 +95,7 @@ class WorkflowResource:
         return graph_response(found.definition, form)
 
     async def delete(self, call: TenantCall) -> Response:
-        name = workflow_name_in(call)
+        name = name_in(call, no_such_workflow)
         if not await self.workflows.archive(call.tenant_id, name, call.actor, call.check_rev):
             raise no_such_workflow(name)
         return Response(status_code=204)
@@ -103,13 +110,9 @@ async def existing_workflow(
     workflows: WorkflowStore, call: TenantCall, version: int | None = None
 ) -> StoredWorkflow:
     """Return the workflow in the path; raise when there is none."""
-    name = workflow_name_in(call)
+    name = name_in(call, no_such_workflow)
     found = await workflows.get(call.tenant_id, name, version)
     return existing(found, no_such_workflow, name)
-
-
-def workflow_name_in(call: TenantCall) -> str:
-    return name_in(call, no_such_workflow)
 
 
 def version_in(params: QueryParams) -> int | None:
@@ -119,12 +122,12 @@ def version_in(params: QueryParams) -> int | None:
 
 def graph_format(params: QueryParams) -> wire.GraphFormat:
     """Return the form in which a query asks for a graph."""
-    asked, forms = params.get("format", "json"), get_args(wire.GraphFormat)
-    form: wire.GraphFormat
-    for form in forms:
-        if form == asked:
-            return form
-    raise bad_parameter("format", f"is none of {', '.join(forms)}")
+    try:
+        form: wire.GraphFormat = msgspec.convert(params.get("format", "json"), wire.GraphFormat)
+    except msgspec.ValidationError:
+        forms = ", ".join(get_args(wire.GraphFormat))
+        raise bad_parameter("format", f"is none of {forms}") from None
+    return form
 
 
 def _created(workflow: StoredWorkflow) -> Response:

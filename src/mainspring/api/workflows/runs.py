@@ -4,8 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-import msgspec
-from msgspec import Raw
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
@@ -17,11 +15,16 @@ from mainspring.api.http.operations import TenantCall
 from mainspring.api.http.parameters import ListQuery, Parameters, flag, next_cursor
 from mainspring.api.http.payloads import payload_problems
 from mainspring.api.http.problems import raise_if
-from mainspring.api.items import existing, item_response, no_such_run
 from mainspring.api.node_ports import NodePort
-from mainspring.api.workflows.definitions import existing_workflow, graph_format, workflow_name_in
-from mainspring.api.workflows.run_views import run_out, run_summary, states_of
-from mainspring.api.workflows.views import graph_response
+from mainspring.api.views import existing, item_response, name_in, no_such_run, no_such_workflow
+from mainspring.api.workflows.definitions import existing_workflow, graph_format
+from mainspring.api.workflows.views import (
+    decode_input,
+    graph_response,
+    run_out,
+    run_summary,
+    states_of,
+)
 from mainspring.clock import Clock
 from mainspring.config import Config
 from mainspring.domain.ids import TaskIds
@@ -32,11 +35,12 @@ from mainspring.store.answers import BeforeCommit
 from mainspring.store.workflows.step_rows import Moved, NewRun
 from mainspring.store.workflows.workflow_runs import RunFilter, StoredRun, started_run
 from mainspring.store.workflows.workflows import WorkflowStore
-from mainspring.wire.runs import RunIn, RunPage
+from mainspring.wire.workflows import RunIn, RunPage
 from mainspring.workflows.results import unreadable
 from mainspring.workflows.runs import WorkflowRunService
 
-_INPUT = msgspec.json.Decoder(dict[str, Raw])
+RunAction = Callable[..., Awaitable[Moved | None]]
+"""A change of a run, or of a step of it, that a caller asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class RunResource:
         body = await call.body()
         wanted = decode_as(RunIn, body or b"{}", lambda run: run.input.values())
         workflow = await existing_workflow(self.workflows, call, wanted.version)
-        given = encode_json({**_INPUT.decode(workflow.definition.input), **wanted.input})
+        given = encode_json({**decode_input(workflow.definition.input), **wanted.input})
         problems = [
             problem.at("/input") for problem in payload_problems(given, self.config.max_payload)
         ]
@@ -88,10 +92,10 @@ class RunResource:
         return await self._shown(call, call.id_or(no_such_run))
 
     async def status(self, call: TenantCall) -> Response:
-        """The same, found by way of its workflow."""
+        """Return the run in the path if it is one of the workflow in the path."""
         run_id = call.id_or(no_such_run, "run_id")
         run = await self._existing(call.tenant_id, run_id)
-        if run.workflow != workflow_name_in(call):
+        if run.workflow != name_in(call, no_such_workflow):
             raise no_such_run(run_id)
         return await self._shown(call, run_id)
 
@@ -102,23 +106,18 @@ class RunResource:
         steps = await self.runs.steps(call.tenant_id, run.id)
         return graph_response(definition, form, states_of(steps))
 
-    async def cancel(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.cancel)
-
-    async def pause(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.pause)
-
-    async def resume(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.resume)
-
-    async def retry(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.retry)
-
-    async def retry_step(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.retry, call.request.path_params["step"])
-
-    async def skip_step(self, call: TenantCall) -> Response:
-        return await self._act(call, self.runs.skip, call.request.path_params["step"])
+    async def act(self, action: RunAction, call: TenantCall) -> Response:
+        """Apply the action to the run in the path, or to its step where the path names one."""
+        run_id, ownership = call.id_or(no_such_run), self.node.ownership()
+        params, now = call.request.path_params, self.clock.now()
+        step = [params["step"]] if "step" in params else []
+        try:
+            moved = await action(ownership, call.tenant_id, run_id, call.actor, now, *step)
+        except StoreUnavailable:
+            self.node.mark_stale()
+            raise
+        self.node.announce_runs(existing(moved, no_such_run, run_id))
+        return await self._shown(call, run_id)
 
     # Details ----------------------------------------------------------------------------------
 
@@ -137,20 +136,6 @@ class RunResource:
         self.metrics.workflow_runs_started.inc()
         self.node.announce_runs(moved)
         return moved
-
-    async def _act(
-        self, call: TenantCall, act: Callable[..., Awaitable[Moved | None]], *step: str
-    ) -> Response:
-        run_id, ownership = call.id_or(no_such_run), self.node.ownership()
-        try:
-            moved = await act(
-                ownership, call.tenant_id, run_id, call.actor, self.clock.now(), *step
-            )
-        except StoreUnavailable:
-            self.node.mark_stale()
-            raise
-        self.node.announce_runs(existing(moved, no_such_run, run_id))
-        return await self._shown(call, run_id)
 
     async def _shown(self, call: TenantCall, run_id: UUID) -> Response:
         items = flag(call.query, "items")
@@ -171,6 +156,6 @@ class RunResource:
 
 def _run_query(params: QueryParams) -> ListQuery[RunFilter]:
     """Return the query of a list of runs."""
-    given = Parameters(params, {"workflow", "state", "schedule_id", "limit", "cursor"})
+    given = Parameters(params)
     state = given.choice("state", RunState)
     return given.list_query(RunFilter(given.text("workflow"), state, given.uuid("schedule_id")))

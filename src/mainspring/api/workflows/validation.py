@@ -9,10 +9,10 @@ import msgspec
 from mainspring.api.http.bodies import encode_json
 from mainspring.api.http.decoding import MOST_PROBLEMS
 from mainspring.api.http.payloads import payload_problems
-from mainspring.api.http.problems import below
+from mainspring.api.http.problems import below, raise_if
 from mainspring.api.tasks.validation import CompiledSpec, TaskValidator, queueing, seconds_of
+from mainspring.api.tasks.views import decode_spec
 from mainspring.domain.schedules.template import has_placeholders, rewrite
-from mainspring.domain.task import TaskSpec
 from mainspring.domain.workflows import condition
 from mainspring.domain.workflows.checks import Use, graph_problems, with_implied_needs
 from mainspring.domain.workflows.definition import (
@@ -22,13 +22,12 @@ from mainspring.domain.workflows.definition import (
     WorkflowDefinition,
 )
 from mainspring.domain.workflows.reference import BadReference, Reference, parts, references, whole
-from mainspring.errors import InvalidRequest, Problem, refusal
+from mainspring.errors import InvalidRequest, Problem
 from mainspring.wire.tasks import CommandTarget, Delay, HttpTarget
 from mainspring.wire.workflows import StepIn, WorkflowBody
 
 _STEPS_PER_TURN = 50
 _BASE = "https://x.example"
-_spec = msgspec.json.Decoder(TaskSpec)
 
 
 @dataclass(slots=True)
@@ -39,13 +38,13 @@ class _Findings:
     in_foreach: bool
     problems: list[Problem] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)
-    """For each step it speaks of, where it does so first."""
+    """Places of the first references to steps, by step."""
     dynamic: bool = False
 
-    def complain(self, pointer: str, detail: str) -> None:
+    def add(self, pointer: str, detail: str) -> None:
         self.problems.append(Problem(f"/steps/{self.index}{pointer}", detail))
 
-    def text(self, pointer: str, text: str) -> None:
+    def check_text(self, pointer: str, text: str) -> None:
         """Check a text that may hold templates."""
         if "{{" not in text:
             return
@@ -53,37 +52,35 @@ class _Findings:
         try:
             found = list(references(text))
         except BadReference as error:
-            self.complain(pointer, str(error))
+            self.add(pointer, str(error))
             return
         for reference in found:
             self._reference(pointer, reference)
 
-    def document(self, pointer: str, document: bytes) -> None:
+    def check_document(self, pointer: str, document: bytes) -> None:
         """Check all strings of a JSON document."""
 
         def look(text: str) -> bytes:
-            self.text(pointer, text)
+            self.check_text(pointer, text)
             return b"0"
 
         if has_placeholders(document):
             self.dynamic = True
             rewrite(document, look)
 
-    def use(self, pointer: str, step: str) -> None:
+    def add_use(self, pointer: str, step: str) -> None:
         self.uses.setdefault(step, pointer)
 
     def _reference(self, pointer: str, reference: Reference) -> None:
         if reference.root in ("item", "index") and not self.in_foreach:
-            self.complain(
-                pointer, f"{{{{{reference.root}}}}} is for the task of a step with foreach"
-            )
+            self.add(pointer, f"{{{{{reference.root}}}}} is for the task of a step with foreach")
         elif reference.step is not None:
-            self.use(pointer, reference.step)
+            self.add_use(pointer, reference.step)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowValidator:
-    """Checks workflows; reports everything that is wrong together."""
+    """The rules of workflows; everything that is wrong is reported together."""
 
     tasks: TaskValidator
     max_payload: int
@@ -104,8 +101,7 @@ class WorkflowValidator:
         steps = with_implied_needs(steps)
         # Large graphs take long: other requests must not wait for them.
         problems += await asyncio.to_thread(graph_problems, steps, uses)
-        if problems:
-            raise refusal("the workflow does not make sense", problems[:MOST_PROBLEMS])
+        raise_if(problems[:MOST_PROBLEMS], "the workflow does not make sense")
         return WorkflowDefinition(
             name, tuple(steps), wanted.on_failure, deadline or None, given.decode()
         )
@@ -133,11 +129,11 @@ class WorkflowValidator:
         if wanted.if_ is not None:
             try:
                 for name in condition.compiled(wanted.if_).steps:
-                    findings.use("/if", name)
+                    findings.add_use("/if", name)
             except condition.BadCondition as error:
-                findings.complain("/if", str(error))
+                findings.add("/if", str(error))
         if wanted.cleanup and wanted.when not in (None, "all_finished"):
-            findings.complain("/when", "a cleanup step runs however the steps before it ended")
+            findings.add("/when", "a cleanup step runs however the steps before it ended")
         delay = self._span(f"/steps/{findings.index}/delay", wanted.delay, findings.problems)
         return Step(
             wanted.id,
@@ -157,9 +153,9 @@ class WorkflowValidator:
             p.at(f"/steps/{findings.index}{p.pointer}")
             for p in payload_problems(payload, self.max_payload)
         ]
-        findings.document("/payload", payload)
+        findings.check_document("/payload", payload)
         for pointer, text in _texts(wanted):
-            findings.text(pointer, text)
+            findings.check_text(pointer, text)
         spec = self._spec(wanted, findings)
         return TaskTemplate(
             spec.encoded.decode(),
@@ -171,18 +167,18 @@ class WorkflowValidator:
         )
 
     def _spec(self, wanted: StepIn, findings: _Findings) -> CompiledSpec:
-        """The task's spec, checked as that of any task. A URL is checked with something in the
-        place of its templates."""
+        """Return the spec of a step's task, checked like any other. Where its URL has templates, a
+        sample of it is checked."""
         target, url = wanted.target, None
         if isinstance(target, HttpTarget) and "{{" in target.url:
             url = target.url
             target = msgspec.structs.replace(target, url=_sample(url))
         compiled = self.tasks.compile_timeless(wanted, target, wanted.jitter)
         for problem in compiled.problems:
-            findings.complain(problem.pointer, problem.detail)
+            findings.add(problem.pointer, problem.detail)
         if url is None:
             return compiled
-        spec = _spec.decode(compiled.encoded)
+        spec = decode_spec(compiled.encoded)
         spec = replace(spec, target=replace(spec.target, url=url))
         return compiled._replace(encoded=encode_json(spec.stored()))
 
@@ -198,20 +194,16 @@ class WorkflowValidator:
         if not found:
             # Its own templates are filled in before there is an item.
             outside = _Findings(findings.index, in_foreach=False)
-            outside.document("/foreach", given)
+            outside.check_document("/foreach", given)
             findings.problems += outside.problems
             for name, pointer in outside.uses.items():
-                findings.use(pointer, name)
+                findings.add_use(pointer, name)
         return given.decode()
 
     def _span(self, pointer: str, span: Delay | None, problems: list[Problem]) -> float:
         if span is None:
             return 0.0
-        try:
-            seconds = float(seconds_of(span))
-        except ValueError as error:
-            problems.append(Problem(pointer, str(error)))
-            return 0.0
+        seconds = seconds_of(span, pointer, problems)
         if seconds > self.horizon:
             days = self.horizon / 86400
             problems.append(Problem(pointer, f"is too long: at most {days:g} days are allowed"))
@@ -233,8 +225,6 @@ def _texts(wanted: StepIn) -> Iterator[tuple[str, str]]:
         case CommandTarget():
             for place, argument in enumerate(wanted.target.argv):
                 yield f"/target/argv/{place}", argument
-        case _:
-            return
 
 
 def _not_one_template(text: str) -> Iterator[str]:
@@ -246,7 +236,7 @@ def _not_one_template(text: str) -> Iterator[str]:
 
 
 def _sample(url: str) -> str:
-    """A URL as it may look with its templates filled in."""
+    """Return a URL as it may look with its templates filled in."""
     made: list[str] = []
     try:
         for part in parts(url):

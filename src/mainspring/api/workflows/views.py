@@ -1,37 +1,43 @@
-"""Workflows and their graphs as callers read them."""
+"""Workflows, their graphs and their runs as callers read them."""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from starlette.responses import Response
 
 from mainspring.api.http.bodies import json_response
-from mainspring.api.tasks.views import target_out, task_view
+from mainspring.api.tasks.views import decode_spec, raw_or_none, target_out, task_view
 from mainspring.api.views import view
-from mainspring.domain.task import TaskSpec
+from mainspring.domain.task import TaskState
 from mainspring.domain.workflows import graph as graphs
 from mainspring.domain.workflows.definition import Step, WorkflowDefinition
+from mainspring.store.workflows.step_rows import ITSELF
+from mainspring.store.workflows.workflow_runs import StoredRun, StoredStep
 from mainspring.store.workflows.workflows import StoredWorkflow
 from mainspring.wire import workflows as wire
 
 MERMAID = "text/vnd.mermaid"
 DOT = "text/vnd.graphviz"
 
-_spec = msgspec.json.Decoder(TaskSpec)
-_input = msgspec.json.Decoder(dict[str, Raw])
+# While its items run a step says so; its own task only waits to join them.
+_SHOWN = {"released": "scheduled", "expanded": "running"}
+
+decode_input = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def workflow_out(workflow: StoredWorkflow) -> wire.WorkflowOut:
-    """A version as it was found."""
+    """Return the view of a version."""
     definition = workflow.definition
     steps = [step_out(step) for step in definition.steps]
-    given = _input.decode(definition.input)
+    given = decode_input(definition.input)
     return view(wire.WorkflowOut, workflow, definition, steps=steps, input=given)
 
 
 def step_out(step: Step) -> wire.StepOut:
-    """A step with the fields of its task."""
+    """Return the view of a step, with the fields of its task."""
     template = step.template
-    spec = _spec.decode(template.spec)
+    spec = decode_spec(template.spec)
     return task_view(
         wire.StepOut, template, spec, step,
         needs=[] if step.implied else list(step.needs),
@@ -43,7 +49,7 @@ def step_out(step: Step) -> wire.StepOut:
 
 
 def graph_out(definition: WorkflowDefinition, states: graphs.States | None = None) -> wire.GraphOut:
-    """The graph as data; with states it is that of a run."""
+    """Return the graph as data; with states it is that of a run."""
     return wire.GraphOut(
         [
             wire.GraphNodeOut(
@@ -62,7 +68,7 @@ def graph_out(definition: WorkflowDefinition, states: graphs.States | None = Non
 def graph_response(
     definition: WorkflowDefinition, form: wire.GraphFormat, states: graphs.States | None = None
 ) -> Response:
-    """The graph in the form that was asked for."""
+    """Return the graph in the form that was asked for."""
     match form:
         case "json":
             return json_response(graph_out(definition, states))
@@ -74,3 +80,72 @@ def graph_response(
 
 def _text(text: str, media_type: str) -> Response:
     return Response(text.encode(), headers={"Content-Type": f"{media_type}; charset=utf-8"})
+
+
+def run_summary(run: StoredRun) -> wire.RunSummary:
+    """Return the view of a run without its steps."""
+    return view(wire.RunSummary, run, **_renamed(run))
+
+
+def run_out(
+    run: StoredRun, definition: WorkflowDefinition, found: Sequence[StoredStep]
+) -> wire.RunOut:
+    """Return the view of a run with its steps, in the order of its definition, and its graph."""
+    own = {step.step: step for step in found if step.item == ITSELF}
+    items: dict[str, list[StoredStep]] = {}
+    for step in found:
+        if step.item != ITSELF:
+            items.setdefault(step.step, []).append(step)
+    detailed = any(step.item != ITSELF for step in found)
+    return view(
+        wire.RunOut, run,
+        **_renamed(run),
+        input=Raw(run.input),
+        steps=[
+            _step(own[step.id], step, items.get(step.id, []) if detailed else None)
+            for step in definition.steps
+        ],
+        graph=graph_out(definition, states_of(own.values())),
+    )  # fmt: skip
+
+
+def _renamed(run: StoredRun) -> dict[str, object]:
+    """Return the fields that callers read under other names."""
+    return {
+        "ending": run.stopping,
+        "steps_total": run.total,
+        "steps_unfinished": run.unfinished,
+        "steps_failed": run.failed,
+    }
+
+
+def states_of(steps: Iterable[StoredStep]) -> Mapping[str, TaskState]:
+    """Return the state of each step."""
+    return {step.step: _state(step) for step in steps if step.item == ITSELF}
+
+
+def _state(step: StoredStep) -> TaskState:
+    if step.expanded and step.state == "blocked":
+        return TaskState.RUNNING
+    return TaskState(_SHOWN.get(step.state, step.state))
+
+
+def _step(step: StoredStep, defined: Step, items: Sequence[StoredStep] | None) -> wire.RunStepOut:
+    begun = defined.foreach is not None and (
+        step.expanded or step.state in ("completed", "failed", "cancelled")
+    )
+    return view(
+        wire.RunStepOut, step, defined,
+        state=_state(step),
+        needs=list(defined.needs),
+        result=raw_or_none(step.result),
+        skipped_by_hand=step.waived,
+        items_total=step.needed if begun else None,
+        items_finished=step.finished if begun else None,
+        items=UNSET if not items else [_item(item) for item in items],
+    )  # fmt: skip
+
+
+def _item(item: StoredStep) -> wire.ItemOut:
+    result = raw_or_none(item.result)
+    return view(wire.ItemOut, item, index=item.item, state=_state(item), result=result)

@@ -10,8 +10,7 @@ from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.workflow import Workflow
-from mainspring.wire.runs import RunOut, RunStepOut
-from mainspring.wire.workflows import WorkflowOut, WorkflowSummary
+from mainspring.wire.workflows import RunOut, RunStepOut, WorkflowOut, WorkflowSummary
 
 
 class Definition(WorkflowOut, kw_only=True):
