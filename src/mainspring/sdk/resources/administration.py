@@ -64,10 +64,9 @@ class Keys(ApiResource[F]):
         return await self._call("GET", self._at(key_id), answer=Key)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
         """Yield all keys, newest first, revoked and expired ones too."""
-        async for key in self._every(self._path, Page[Key], {"limit": limit}):
-            yield key
+        return self._every(self._path, Page[Key], {"limit": limit})
 
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
@@ -136,10 +135,9 @@ class Tenants(ApiResource[F]):
         return await self._call("GET", self._at(tenant_id), answer=Tenant)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
         """Yield all tenants, newest first."""
-        async for tenant in self._every(self._path, Page[Tenant], {"limit": limit}):
-            yield tenant
+        return self._every(self._path, Page[Tenant], {"limit": limit})
 
     @both
     async def edit(self, tenant_id: int | str, /, **changes: Any) -> Tenant:

@@ -1,6 +1,6 @@
 """The base of all resources: paths, lists page after page, and waiting for an end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -65,17 +65,12 @@ class ApiResource(Dual[F]):
             if cursor is None:
                 return
 
-    async def _until_finished(
-        self,
-        read: Callable[[UUID | str], Awaitable[Ending]],
-        what: UUID | str,
-        within: float | None,
-    ) -> Ending:
+    async def _until_finished(self, path: str, kind: type[Ending], within: float | None) -> Ending:
         """Read it until it has ended, however it did."""
         deadline = None if within is None else monotonic() + within
         pause = _SOON
         while True:
-            found = await read(what)
+            found = await self._call("GET", path, answer=kind)
             if found.finished:
                 return found
             left = pause if deadline is None else min(pause, deadline - monotonic())

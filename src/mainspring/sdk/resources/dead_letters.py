@@ -26,10 +26,9 @@ class DeadLetters(ApiResource[F]):
     _path = "/v1/dead-letters"
 
     @each
-    async def list(self, **filter: Unpack[DeadLetterListFields]) -> AsyncIterator[DeadLetter]:
+    def list(self, **filter: Unpack[DeadLetterListFields]) -> AsyncIterator[DeadLetter]:
         """Yield all that match, newest first."""
-        async for letter in self._every(self._path, Page[DeadLetter], filter):
-            yield letter
+        return self._every(self._path, Page[DeadLetter], filter)
 
     @both
     async def groups(

@@ -28,19 +28,17 @@ class Installation(ApiResource[F]):
         return await self._call("GET", "/v1/limits", answer=LimitsOut)
 
     @each
-    async def audit(
+    def audit(
         self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
     ) -> AsyncIterator[AuditEntryOut]:
         """Yield the entries of the audit log, newest first."""
         query = {"action": action, "actor": actor, "limit": limit}
-        async for entry in self._every("/v1/audit", Page[AuditEntryOut], query):
-            yield entry
+        return self._every("/v1/audit", Page[AuditEntryOut], query)
 
     @each
-    async def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
+    def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
         """Yield the workers of this tenant, newest first."""
-        async for worker in self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit}):
-            yield worker
+        return self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit})
 
     @both
     async def cluster(self) -> ClusterOut:

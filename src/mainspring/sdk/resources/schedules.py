@@ -96,13 +96,14 @@ class Schedules(ApiResource[F]):
             try:
                 if found is None:
                     return await self._call("POST", self._path, body, answer=Schedule)
-                present = await self._call("GET", self._at(found.id), answer=Schedule)
+                path = self._at(found.id)
+                present = await self._call("GET", path, answer=Schedule)
                 labels = labels_of(present.task)
                 if labels.get(OWNER) == given.get(OWNER):
                     if version_in(labels) > version_in(given):
                         return present
                     return await self._call(
-                        "PUT", self._at(found.id), body, answer=Schedule, if_match=present.etag
+                        "PUT", path, body, answer=Schedule, if_match=present.etag
                     )
             except (Conflict, PreconditionFailed, NotFound):
                 continue  # somebody was quicker
@@ -110,13 +111,12 @@ class Schedules(ApiResource[F]):
         raise Conflict(f"others keep changing the schedule {name!r}")
 
     @each
-    async def list(
+    def list(
         self, *, name: str | None = None, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Schedule]:
         """Yield all that match, newest first."""
         query = {"name": name, "state": state, "limit": limit}
-        async for schedule in self._every(self._path, Page[Schedule], query):
-            yield schedule
+        return self._every(self._path, Page[Schedule], query)
 
     @both
     async def replace(
@@ -129,13 +129,8 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Replace the whole definition."""
-        return await self._call(
-            "PUT",
-            self._at(schedule_id),
-            {"name": name, "task": task, **_checked(fields)},
-            answer=Schedule,
-            if_match=if_match,
-        )
+        body, path = {"name": name, "task": task, **_checked(fields)}, self._at(schedule_id)
+        return await self._call("PUT", path, body, answer=Schedule, if_match=if_match)
 
     @both
     async def edit(
@@ -146,9 +141,8 @@ class Schedules(ApiResource[F]):
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
         """Change the fields that are given."""
-        return await self._call(
-            "PATCH", self._at(schedule_id), _checked(changes), answer=Schedule, if_match=if_match
-        )
+        body, path = _checked(changes), self._at(schedule_id)
+        return await self._call("PATCH", path, body, answer=Schedule, if_match=if_match)
 
     @both
     async def delete(self, schedule_id: UUID | str, *, if_match: str | None = None) -> None:
@@ -188,14 +182,13 @@ class Schedules(ApiResource[F]):
         return found.times
 
     @each
-    async def occurrences(
+    def occurrences(
         self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Occurrence]:
         """Yield the decisions about its times, newest first."""
         path = self._at(schedule_id, "occurrences")
         query = {"decision": decision, "limit": limit}
-        async for occurrence in self._every(path, Page[Occurrence], query):
-            yield occurrence
+        return self._every(path, Page[Occurrence], query)
 
     @both
     async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
@@ -222,18 +215,16 @@ class Calendars(ApiResource[F]):
         return await self._call("GET", self._at(name), answer=Calendar)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
         """Yield all calendars, by name."""
-        async for calendar in self._every(self._path, Page[Calendar], {"limit": limit}):
-            yield calendar
+        return self._every(self._path, Page[Calendar], {"limit": limit})
 
     @both
     async def replace(
         self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
     ) -> Calendar:
-        return await self._call(
-            "PUT", self._at(name), {"dates": dates}, answer=Calendar, if_match=if_match
-        )
+        body, path = {"dates": dates}, self._at(name)
+        return await self._call("PUT", path, body, answer=Calendar, if_match=if_match)
 
     @both
     async def delete(self, name: str) -> None:
