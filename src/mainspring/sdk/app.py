@@ -16,13 +16,17 @@
 A worker runs them: `mainspring worker module:app`.
 """
 
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib import import_module
 from inspect import currentframe
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from mainspring.domain.task import BUILT_IN_HANDLERS
-from mainspring.errors import InvalidArguments
+from mainspring.errors import ConfigError, InvalidArguments
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address, AddressFields, check_names
@@ -157,3 +161,34 @@ def _calling_module() -> str:
     frame = currentframe()
     made_in = frame and frame.f_back and frame.f_back.f_back
     return made_in.f_globals["__name__"] if made_in else "app"
+
+
+def load_app(path: str) -> App:
+    """Return the app that `module:name` names; without a name, the one app of the module."""
+    module_name, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as if the module had been run from this directory
+    try:
+        module = import_module(module_name)
+    except Exception as problem:  # it is the user's code that runs: anything may happen
+        raise ConfigError([f"{module_name!r} cannot be imported: {_told(problem)}"]) from problem
+    if name:
+        found = getattr(module, name, None)
+        if not isinstance(found, App):
+            raise ConfigError([f"{module_name!r} has no mainspring.App {name!r}"])
+        return found
+    apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    if len(apps) != 1:
+        raise ConfigError([f"{module_name!r} has {len(apps)} apps: name one, as in module:app"])
+    return next(iter(apps.values()))
+
+
+def _told(problem: Exception) -> str:
+    """Return the error, and the line of code that raised it."""
+    if isinstance(problem, ModuleNotFoundError):
+        return str(problem)
+    frames = traceback.extract_tb(problem.__traceback__)
+    theirs = [frame for frame in frames if "importlib" not in frame.filename]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if len(theirs) > 1 else ""
+    return f"{type(problem).__name__}: {problem}{where}"

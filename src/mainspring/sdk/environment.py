@@ -13,7 +13,7 @@ from typing import TypedDict, Unpack, cast
 from urllib.parse import urlsplit
 
 from mainspring.errors import ConfigError
-from mainspring.sdk.proxy import Proxy
+from mainspring.sdk.http1 import Proxy
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 _VARIABLES = {

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from mainspring.errors import NotFound, PreconditionFailed
-from mainspring.sdk.schedule_labels import OWNER, VERSION, labels_of, version_in
-from mainspring.sdk.targets import handler
+from mainspring.sdk.targets import OWNER, VERSION, handler, labels_of, version_in
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient

@@ -14,8 +14,15 @@ from typing import Protocol
 from mainspring.clock import monotonic
 from mainspring.errors import ConfigError, Distrusted, Unreachable
 from mainspring.sdk.environment import Address
-from mainspring.sdk.http1 import Origin, Request, Response, ResponseReader, encode_request
-from mainspring.sdk.proxy import Proxy, TunnelReader
+from mainspring.sdk.http1 import (
+    Origin,
+    Proxy,
+    Request,
+    Response,
+    ResponseReader,
+    TunnelReader,
+    encode_request,
+)
 
 _CHUNK = 2**18
 _MAX_IDLE = 16

@@ -12,6 +12,7 @@ none of yours.
 
 import asyncio
 import contextvars
+import selectors
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,7 +34,6 @@ from mainspring.sdk.app import App
 from mainspring.sdk.context import Context, HandlerLogLine, entered
 from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
-from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
 from mainspring.testing.tasks import TENANT, VirtualTask, in_seconds
@@ -362,3 +362,36 @@ def _report(
         verdict.retryable,
         verdict.retry_after,
     )
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Nothing waits. Real input and output is looked at, but time does not wait for it."""
+
+    def __init__(self, start: float) -> None:
+        self._start = start
+        self._now = 0.0  # counted from the start: the seconds since 1970 are too coarse to add up
+        super().__init__(_Impatient(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def clock(self) -> float:
+        """Return the seconds since the epoch, in whole microseconds."""
+        return round(self._start + self._now, 6)
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Impatient(selectors.DefaultSelector):
+    """A selector that moves the clock instead of waiting."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._virtual = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        found: list[tuple[Any, int]] = super().select(0 if timeout is not None else 1.0)
+        if not found and timeout is not None and timeout > 0:
+            self._virtual.pass_time(timeout)
+        return found

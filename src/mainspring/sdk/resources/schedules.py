@@ -12,9 +12,15 @@ from mainspring.errors import Conflict, NotFound, PreconditionFailed
 from mainspring.sdk.encoding import encode, present, with_offset
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
-from mainspring.sdk.schedule_labels import DEFINITION, OWNER, labels_of, version_in
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
+from mainspring.sdk.targets import (
+    DEFINITION,
+    OWNER,
+    ScheduleChanges,
+    ScheduleFields,
+    labels_of,
+    version_in,
+)
 from mainspring.wire.schedules import (
     BackfilledOut,
     CalendarOut,

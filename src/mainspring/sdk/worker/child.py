@@ -15,10 +15,9 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.sdk.app import App
+from mainspring.sdk.app import App, load_app
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.encoding import sendable
-from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.outcomes import ReportedOutcome, call_handler
 
 

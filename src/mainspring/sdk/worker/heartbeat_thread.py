@@ -22,12 +22,12 @@ from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.outcomes import HandlerInterrupt, ended
 from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
 from mainspring.sdk.worker.reports import outcome_of
-from mainspring.sdk.worker.start_channels import StartChannels
+from mainspring.sdk.worker.runners import LoopRunner
+from mainspring.sdk.worker.suspects import StartChannels
 from mainspring.wire.workers import (
     BeatIn,
     HeartbeatIn,

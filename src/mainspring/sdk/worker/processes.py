@@ -13,9 +13,8 @@ import msgspec
 
 from mainspring.sdk.worker.child import ChildMessage, ChildRequest
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.options import WorkerOptions, memory_mb_of
 from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failed
-from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
 _message = msgspec.json.Decoder(ChildMessage).decode

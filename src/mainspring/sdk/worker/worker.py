@@ -19,16 +19,14 @@ from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser, LeaseReader
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
-from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.options import WorkerInfo, WorkerOptions, memory_mb_of
 from mainspring.sdk.worker.outcomes import RELEASED
 from mainspring.sdk.worker.processes import ProcessRunner
 from mainspring.sdk.worker.protocol import LEASES, Leased, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.runners import LoopRunner, ThreadRunner
 from mainspring.sdk.worker.suspects import Suspects
-from mainspring.sdk.worker.threads import ThreadRunner
-from mainspring.sdk.worker.worker_info import WorkerInfo, memory_mb_of
 from mainspring.wire.workers import AboutIn, LeaseIn
 
 log = logging.getLogger("mainspring.worker")
