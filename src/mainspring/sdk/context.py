@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
@@ -92,7 +93,7 @@ class Context:
     def heartbeat(self, progress: Any = None) -> bool:
         """Report how far it is, if you like; return whether to go on. It need not be called."""
         if progress is not None:
-            self.last_progress = progress
+            self.progress(progress)
         return not self.cancelled
 
     def progress(self, value: Any) -> None:
@@ -107,19 +108,13 @@ class Context:
     def once(self, key: str, answer: Any = None) -> bool:
         """Return whether this execution is the first of the task to say this key. Of all, also
         those at the same time on other machines, one gets True; asking again gives the same."""
-        noted = self._api.client.effects.note(
-            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
-        )
-        return noted.first
+        return self._api.client.effects.note(**self._effect(key, answer)).first
 
     async def aonce(self, key: str, answer: Any = None) -> bool:
         """`once` for async handlers."""
-        noted = await self._api.async_client.effects.note(
-            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
-        )
-        return noted.first
+        return (await self._api.async_client.effects.note(**self._effect(key, answer))).first
 
-    # For who runs it -------------------------------------------------------------------------
+    # For its runner --------------------------------------------------------------------------
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -132,9 +127,11 @@ class Context:
             raise RuntimeError("this context belongs to no app: it cannot call the API")
         return self._clients
 
-    def _key_of(self, key: str) -> str:
+    def _effect(self, key: str, answer: Any) -> dict[str, Any]:
         text = f"once:{self.task_id}:{self.fence}:{key}"
-        return text if text.isascii() and text.isprintable() and len(text) <= 255 else _hashed(text)
+        if not (text.isascii() and text.isprintable() and len(text) <= 255):
+            text = f"once:{sha256(text.encode()).hexdigest()}"
+        return {"key": f"{self.task_id}:{key}", "answer": answer, "idempotency_key": text}
 
 
 _CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
@@ -148,9 +145,3 @@ def current() -> Context:
 def entered(context: Context) -> None:
     """Make it the current one, for the rest of this thread's or task's context."""
     _CURRENT.set(context)
-
-
-def _hashed(text: str) -> str:
-    from hashlib import sha256
-
-    return f"once:{sha256(text.encode()).hexdigest()}"

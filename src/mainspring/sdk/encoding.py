@@ -1,5 +1,6 @@
 """JSON of the values of users: msgspec structs, dataclasses, pydantic models, plain values."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -44,6 +45,14 @@ def with_offset(moment: datetime | str) -> datetime | str:
     if isinstance(moment, datetime) and moment.tzinfo is None:
         raise InvalidArguments(f"{moment!r} has no offset: say in which time zone it is meant")
     return moment
+
+
+def with_offsets(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields; InvalidArguments where a time among them has no offset."""
+    for name in ("run_at", "expires_at", "start_at", "end_at"):
+        if fields.get(name) is not None:
+            with_offset(fields[name])
+    return dict(fields)
 
 
 def _check_numbers(plain: Any) -> None:

@@ -50,8 +50,7 @@ _PARTS = {
 
 
 class Enqueue:
-    """A task that is to be created by a statement of yours. A role that may enqueue for several
-    tenants names one."""
+    """A task that your own statement creates. A role of several tenants names one of them."""
 
     def __init__(self, task: Mapping[str, Any], *, tenant: str | None = None) -> None:
         self._values = _flat(task)
@@ -79,8 +78,7 @@ class Enqueue:
 
 
 def _flat(task: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of the function, as texts; InvalidArguments for what it does not
-    take."""
+    """Return the function's arguments as texts; InvalidArguments for what it does not take."""
     values: dict[str, str] = {}
     for field, value in task.items():
         if field in _PARTS:
@@ -89,7 +87,7 @@ def _flat(task: Mapping[str, Any]) -> dict[str, str]:
                     raise InvalidArguments(f"{FUNCTION} takes no {field}.{part}")
                 values[_PARTS[field][part]] = _text(inner)
         elif field in _CASTS:
-            values[field] = _interval(value) if field == "delay" else _text(value, field)
+            values[field] = _text(value, field)
         else:
             raise InvalidArguments(f"{FUNCTION} takes no {field}")
     return values
@@ -99,9 +97,6 @@ def _text(value: Any, field: str = "") -> str:
     if field in ("target", "payload", "labels") or isinstance(value, list | tuple | msgspec.Raw):
         return encode(value).decode()
     plain = to_builtins(value)
-    return plain if isinstance(plain, str) else str(plain)
-
-
-def _interval(value: Any) -> str:
-    plain = to_builtins(value)
-    return plain if isinstance(plain, str) else f"{plain} seconds"
+    if isinstance(plain, str):
+        return plain
+    return f"{plain} seconds" if field == "delay" else str(plain)

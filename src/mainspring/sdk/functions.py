@@ -122,8 +122,7 @@ class TaskFunction(Generic[P, R]):
         return self.function(*given.args, **given.kwargs)
 
     def with_options(self, **changes: Any) -> "TaskFunction[P, R]":
-        """Return the same function with other options:
-        `send_mail.with_options(priority=9).delay(…)`."""
+        """Return it with other options: `send_mail.with_options(priority=9).delay(…)`."""
         return TaskFunction(self.app, self.function, self.name, replace(self.options, **changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -160,10 +159,9 @@ class TaskFunction(Generic[P, R]):
     ) -> "Task | Schedule":
         """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
         schedule of this name (else the task's), or changes the one that there is."""
-        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
-        if isinstance(wanted, Periodic):
-            return self.app.client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        return self.app.client.tasks.create(**wanted)
+        create = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        made: Task | Schedule = create(self.app.client)
+        return made
 
     async def aschedule(
         self,
@@ -176,11 +174,9 @@ class TaskFunction(Generic[P, R]):
         **kwargs: Any,
     ) -> "Task | Schedule":
         """`schedule` for async code."""
-        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
-        client = self.app.async_client
-        if isinstance(wanted, Periodic):
-            return await client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        return await client.tasks.create(**wanted)
+        create = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        made: Task | Schedule = await create(self.app.async_client)
+        return made
 
     # As in Celery ----------------------------------------------------------------------------
 
@@ -223,15 +219,19 @@ class TaskFunction(Generic[P, R]):
         cron: str | None,
         timezone: str | None,
         name: str | None,
-    ) -> Periodic | dict[str, Any]:
-        """Return the schedule to make or, without a cron expression, the task."""
+    ) -> Callable[[Any], Any]:
+        """Return how a client creates the task or, with a cron expression, the schedule."""
         if cron is None:
-            _only_with_cron(timezone=timezone, schedule_name=name)
-            return self._prepared(args, kwargs, run_at=at, delay=delay)
+            for field, value in {"timezone": timezone, "schedule_name": name}.items():
+                if value is not None:
+                    raise InvalidArguments(f"{field} goes with cron; a time has its offset with it")
+            task = self._prepared(args, kwargs, run_at=at, delay=delay)
+            return lambda client: client.tasks.create(**task)
         if at is not None or delay is not None:
             raise InvalidArguments("give one of at, delay and cron")
         timing = {"cron": cron, "timezone": timezone or "UTC"}
-        return self.recurring(name or self.name, args, kwargs, timing)
+        made = self.recurring(name or self.name, args, kwargs, timing)
+        return lambda client: client.schedules.put(made.name, made.template(), **timing)
 
     def recurring(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timing: Mapping[str, Any]
@@ -239,9 +239,3 @@ class TaskFunction(Generic[P, R]):
         """Return a schedule of this name that calls it with these arguments."""
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
-
-
-def _only_with_cron(**given: str | None) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidArguments(f"{name} goes with cron; a time has its offset with it")

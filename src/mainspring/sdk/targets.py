@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 from uuid import UUID
 
-from mainspring.sdk.encoding import present, with_offset
+from mainspring.sdk.encoding import present, with_offsets
 
 Target = Mapping[str, Any]
 Duration = float | timedelta | str
@@ -168,10 +168,7 @@ def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
     wanted = present(**fields)
     if "payload" in fields:
         wanted["payload"] = fields["payload"]
-    for name in ("run_at", "expires_at", "start_at", "end_at"):
-        if name in wanted:
-            wanted[name] = with_offset(wanted[name])
-    return {"target": target, **wanted}
+    return {"target": target, **with_offsets(wanted)}
 
 
 def labels_of(task: Mapping[str, Any] | None) -> Mapping[str, str]:

@@ -87,7 +87,6 @@ class Declared(Protocol):
 
     def as_step(self) -> dict[str, Any]:
         """Return the fields of a step that calls it, which the step may override."""
-        ...
 
 
 class Workflow:
@@ -186,8 +185,7 @@ def _target(name: str, fields: dict[str, Any]) -> Any:
             return {"type": "handler", "name": value}
         case "command":
             return {"type": "command", "argv": list(value)}
-        case _:
-            return value
+    return value
 
 
 def _names(needs: Needs) -> list[str]:

@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import field
 
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
-from mainspring.sdk.encoding import encode, present, with_offset
+from mainspring.sdk.encoding import encode, present, with_offset, with_offsets
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
 from mainspring.sdk.sync_async import F, both, each
@@ -72,7 +72,7 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Create a schedule. `task` is a task without times: its target, payload and so on."""
-        body = {"name": name, "task": task, **_checked(fields)}
+        body = {"name": name, "task": task, **with_offsets(fields)}
         return await self._call("POST", self._path, body, answer=Schedule, key=idempotency_key)
 
     @both
@@ -91,7 +91,7 @@ class Schedules(ApiResource[F]):
         """Make a schedule of this name, or give the one that there is this definition. Does nothing
         where it is so already: many may call this at once, and again and again. What an app
         declares is changed by that app alone, and not by an older version of it."""
-        body = {"name": name, "task": dict(task), **_checked(fields)}
+        body = {"name": name, "task": dict(task), **with_offsets(fields)}
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
         body["task"]["labels"] = {**given, DEFINITION: digest}
@@ -135,7 +135,7 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Replace the whole definition."""
-        body, path = {"name": name, "task": task, **_checked(fields)}, self._at(schedule_id)
+        body, path = {"name": name, "task": task, **with_offsets(fields)}, self._at(schedule_id)
         return await self._call("PUT", path, body, answer=Schedule, if_match=if_match)
 
     @both
@@ -147,7 +147,7 @@ class Schedules(ApiResource[F]):
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
         """Change the fields that are given."""
-        body, path = _checked(changes), self._at(schedule_id)
+        body, path = with_offsets(changes), self._at(schedule_id)
         return await self._call("PATCH", path, body, answer=Schedule, if_match=if_match)
 
     @both
@@ -199,7 +199,9 @@ class Schedules(ApiResource[F]):
     @both
     async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
         """Return when a schedule would run, without saving it."""
-        return await self._call("POST", self._at("preview"), _checked(fields), answer=PreviewOut)
+        return await self._call(
+            "POST", self._at("preview"), with_offsets(fields), answer=PreviewOut
+        )
 
     async def _named(self, name: str) -> Schedule | None:
         found = await self._call("GET", self._path, answer=Page[Schedule], query={"name": name})
@@ -240,11 +242,3 @@ class Calendars(ApiResource[F]):
 def _not_owned(name: str, owner: str | None) -> str:
     whose = "was not declared by an app" if owner is None else f"belongs to the app {owner!r}"
     return f"the schedule {name!r} {whose}: choose another name, or delete it first"
-
-
-def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = dict(fields)
-    for name in ("start_at", "end_at"):
-        if wanted.get(name) is not None:
-            wanted[name] = with_offset(wanted[name])
-    return wanted

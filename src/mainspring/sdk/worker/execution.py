@@ -3,17 +3,14 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
+from mainspring.sdk.context import Context
+from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended, failed
-
-if TYPE_CHECKING:
-    from mainspring.sdk.context import Context
-    from mainspring.sdk.functions import TaskFunction
-    from mainspring.sdk.worker.protocol import Leased
-
+from mainspring.sdk.worker.protocol import Leased
 
 _deciding = threading.Lock()
 """Held while it is decided whether one begins: another thread may be about to withdraw it."""
@@ -26,24 +23,21 @@ class Runner(Protocol):
     """Whether they run in processes of their own, and cannot easily kill this one."""
 
     def start(self, execution: "WorkerExecution", /) -> None:
-        """Run it. Right before its first step it calls `execution.begin`, and releases it if it may
-        not."""
-        ...
+        """Run it: right before its first step call `begin`, and release it if it may not."""
 
     def stop(self, execution: "WorkerExecution", /) -> None:
         """End it as `execution.ending` says; it finishes when it has ended."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
 class WorkerExecution:
     """A leased task from its arrival to its report. Finishes once."""
 
-    leased: "Leased"
+    leased: Leased
     lease_end: float
     """On this machine's monotonic clock."""
-    context: "Context"
-    function: "TaskFunction[..., Any] | None"
+    context: Context
+    function: TaskFunction[..., Any] | None
     runner: Runner
     _on_finished: "Callable[[WorkerExecution], None]"
     margin: float = 0.0

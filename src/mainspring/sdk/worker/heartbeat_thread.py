@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 from msgspec import UNSET, Raw, UnsetType
 
@@ -23,6 +24,7 @@ from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.nodes import Nodes
+from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import HandlerInterrupt, ended
 from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
 from mainspring.sdk.worker.reports import outcome_of
@@ -37,11 +39,6 @@ from mainspring.wire.workers import (
     PulsesOut,
     ReportIn,
 )
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from mainspring.sdk.worker.options import WorkerOptions
 
 INTERRUPT = signal.SIGUSR2
 
@@ -67,7 +64,7 @@ class HeartbeatThread(threading.Thread):
 
     def __init__(
         self,
-        options: "WorkerOptions",
+        options: WorkerOptions,
         nodes: Nodes,
         clock: ServerClock,
         loop: asyncio.AbstractEventLoop,
@@ -180,7 +177,7 @@ class HeartbeatThread(threading.Thread):
                 execution.named = True
             self._take(batch, kept)
 
-    def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
+    def _ask_for(self, beats: tuple[BeatIn, ...]) -> dict[UUID, PulseOut] | None:
         """Return the decision about each lease; None where no node answered."""
         body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
         within = self._clock.lease / 3
@@ -196,7 +193,7 @@ class HeartbeatThread(threading.Thread):
         self._last_error = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, PulseOut]") -> None:
+    def _take(self, batch: list[WorkerExecution], kept: dict[UUID, PulseOut]) -> None:
         for execution in batch:
             found = kept.get(execution.leased.id)
             if found is None and not execution.begun:

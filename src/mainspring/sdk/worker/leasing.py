@@ -109,22 +109,16 @@ class LeasingWorker(Protocol):
     lease_errors: LeaseErrors
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
-        """Ask a node for tasks; those that come are started. Return the answer, and how many of its
-        leases are new here."""
-        ...
+        """Ask a node for tasks and start them; return the answer and how many leases are new."""
 
     def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
-        """Return all executions it holds, so that the server sees which answers were lost; None for
-        too many to list."""
-        ...
+        """Return all executions it holds, which shows lost answers; None for too many to list."""
 
     def about(self) -> AboutIn | None:
         """Return its description for the registry, from time to time."""
-        ...
 
     def polls_interrupted(self) -> None:
         """Ask for news of the executions it holds: a poll was interrupted."""
-        ...
 
 
 class Pace:
@@ -287,8 +281,7 @@ class LeaseReader(threading.Thread):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def barrier(self) -> None:
-        """Wait until all that was cancelled before is over, and what it handed over is on its
-        way."""
+        """Wait until all that was cancelled before is over and handed over."""
         for _ in range(2):
             await self.call(asyncio.sleep(0))
 

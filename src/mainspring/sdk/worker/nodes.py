@@ -115,14 +115,13 @@ class Nodes:
         """Send a request to one node. One of an older version, which refuses what it does not know,
         is asked as its version has it."""
         older = for_older_node(body)
-        if older is None:
-            return await self._ask(url, path, body, answer, within=within, blocking=blocking)
-        if self._older.get(url, 0.0) <= monotonic():
+        if older is not None and self._older.get(url, 0.0) <= monotonic():
             try:
                 return await self._ask(url, path, body, answer, within=within, blocking=blocking)
             except (MalformedRequest, InvalidRequest):
                 self._older[url] = monotonic() + _OLDER_FOR
-        return await self._ask(url, path, older, answer, within=within, blocking=blocking)
+        sent = body if older is None else older
+        return await self._ask(url, path, sent, answer, within=within, blocking=blocking)
 
     async def _ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool

@@ -13,10 +13,6 @@ from mainspring.clock import monotonic
 from mainspring.wire.workers import AboutIn
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """All options of a worker. Durations in seconds."""
@@ -27,7 +23,7 @@ class WorkerOptions:
     queues: Sequence[str] = ("default",)
     concurrency: int = 100
     """Handlers and commands at once, those in processes left out."""
-    processes: int = field(default_factory=_cores)
+    processes: int = field(default_factory=lambda: os.cpu_count() or 1)
     """CPU-bound handlers at once, each in a process of its own."""
     tags: Sequence[str] = ()
     memory_mb: int | None = None
@@ -39,8 +35,7 @@ class WorkerOptions:
     max_tasks: int | None = None
     """Executions after which a process is replaced."""
     max_memory_mb: int | None = None
-    """A process that uses more is replaced when its execution has ended; one for CPU-bound tasks at
-    once."""
+    """Limit above which a process is replaced: after its execution, or at once if CPU-bound."""
 
 
 class WorkerInfo:

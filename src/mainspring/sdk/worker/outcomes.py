@@ -3,14 +3,12 @@
 import asyncio
 import contextvars
 import traceback
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mainspring.errors import InvalidArguments, MainspringError, NonRetryable, RetryAfter
 from mainspring.sdk.context import Context, entered
 from mainspring.sdk.encoding import encode, sendable
-
-if TYPE_CHECKING:
-    from mainspring.sdk.functions import TaskFunction
+from mainspring.sdk.functions import TaskFunction
 
 LONGEST_MESSAGE = 4000
 
@@ -92,7 +90,7 @@ def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
 
 
 def call_handler(
-    function: "TaskFunction[..., Any]", payload: bytes, context: Context
+    function: TaskFunction[..., Any], payload: bytes, context: Context
 ) -> ReportedOutcome:
     """Call a handler in this thread, an async one on an event loop of its own."""
     try:

@@ -32,9 +32,6 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def memory_mb(self) -> float:
-        return memory_mb_of(self.process.pid)
-
 
 class ProcessRunner:
     """Hands executions to idle processes; makes one when none is idle."""
@@ -65,7 +62,7 @@ class ProcessRunner:
         if limit is None:
             return
         for execution, child in list(self._children.items()):
-            if child.memory_mb() > limit:
+            if memory_mb_of(child.process.pid) > limit:
                 execution.end("memory")
 
     async def close(self) -> None:
@@ -107,7 +104,7 @@ class ProcessRunner:
         child.runs += 1
         most, limit = self._options.max_tasks, self._options.max_memory_mb
         worn_out = most is not None and child.runs >= most
-        too_large = limit is not None and child.memory_mb() > limit
+        too_large = limit is not None and memory_mb_of(child.process.pid) > limit
         if child.process.returncode is None and not worn_out and not too_large:
             self._idle.append(child)
             return

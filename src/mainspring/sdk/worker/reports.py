@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 from uuid import UUID
@@ -135,8 +135,7 @@ class Reporter:
     async def _refused(
         self, batch: list[WorkerExecution], refused: RequestError
     ) -> list[WorkerExecution]:
-        """Send a refused batch in halves; the one outcome that the server cannot read at all is
-        reported as a failure."""
+        """Send a refused batch in halves; report the outcome that cannot be read as a failure."""
         if len(batch) > 1:
             half = len(batch) // 2
             await self._send(batch[:half])
@@ -160,8 +159,7 @@ class Reporter:
 
 
 class LogSender:
-    """Gathers log lines of all executions. Threads may write; lines for which there is no room are
-    counted."""
+    """Log lines of all executions. Threads may write; lines without room are counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -245,14 +243,11 @@ class LogSender:
         finally:
             self._under_way = 0
         self._handled += count
-        self._forget({(line.id, line.fence) for line in batch})
-        return True
-
-    def _forget(self, keys: Iterable[tuple[UUID, int]]) -> None:
         with self._writing:
-            for key in keys:
+            for key in {(line.id, line.fence) for line in batch}:
                 if self._last[key] <= self._handled:
                     del self._last[key]
+        return True
 
 
 def outcome_of(execution: WorkerExecution) -> OutcomeIn:

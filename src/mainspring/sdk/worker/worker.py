@@ -141,11 +141,11 @@ class Worker:
         self._loop = loop
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
-        self._suspects = Suspects(loop, self._leased, self._start_named, self._place)
         self._heartbeats = HeartbeatThread(
             options, self.nodes, self._clock, loop, self._leased, self._loop_runner
         )
         self._heartbeats.warn = log.warning
+        self._suspects = Suspects(loop, self._leased, self._heartbeats.start_named, self._place)
         if self.replace_process is not None:
             self._heartbeats.replace_process = self.replace_process
         commands = self._commands is not None
@@ -237,9 +237,6 @@ class Worker:
             self._suspects.hold_back(execution)
         else:
             execution.start()
-
-    def _start_named(self, execution: WorkerExecution) -> None:
-        self._heartbeats.start_named(execution)
 
     def _announce_exclusive(self) -> None:
         """Announce it once all others are over and acknowledged. Until then it waits, but not
