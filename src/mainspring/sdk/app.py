@@ -19,11 +19,12 @@ A worker runs them: `mainspring worker module:app`.
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from importlib import import_module
 from inspect import currentframe
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from mainspring.domain.task import BUILT_IN_HANDLERS
 from mainspring.errors import ConfigError, InvalidArguments
@@ -77,7 +78,7 @@ class App:
     def use_address(self, where: Address) -> None:
         """Call the API there, unless the app itself says where."""
         if not any(self._address.values()):
-            self._address = where.as_fields()
+            self._address = cast(AddressFields, asdict(where))
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
         """Call the API through these: for tests, and for who has clients already."""

@@ -7,9 +7,9 @@ goes nowhere that nobody named for it.
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from mainspring.errors import ConfigError
@@ -54,9 +54,6 @@ class Address:
     proxy: str | None = field(default=None, repr=False)
     client_cert: str | None = None
     client_key: str | None = None
-
-    def as_fields(self) -> AddressFields:
-        return cast(AddressFields, asdict(self))
 
 
 def address(**given: Unpack[AddressFields]) -> Address:

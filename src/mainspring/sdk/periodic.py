@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient
     from mainspring.sdk.resources.schedules import Schedule
 
-_PAGE = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -70,7 +68,7 @@ class Periodic:
 
 async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) -> Synced:
     """Create, change and remove the schedules of an app, unless a newer version of it did."""
-    own = [found async for found in client.schedules.list(limit=_PAGE) if owner.has(found)]
+    own = [found async for found in client.schedules.list(limit=1000) if owner.has(found)]
     newest = max((version_in(labels_of(found.task)) for found in own), default=0)
     if newest > owner.version:
         return Synced(newer=newest)

@@ -68,7 +68,7 @@ class _HttpTransport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._origin = Origin.of(address.url)
+        self.origin = Origin.of(address.url)
         self._proxy = None if address.proxy is None else Proxy.of(address.proxy)
         self._tls = tls_context(address)
         self._answered = False
@@ -116,7 +116,7 @@ class AsyncTransport(_HttpTransport):
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encode_request(self._origin, request)
+        data = encode_request(self.origin, request)
         try:
             async with asyncio.timeout(within):
                 return await self._exchange(data)
@@ -171,19 +171,19 @@ class AsyncTransport(_HttpTransport):
             writer.close()
         if self._proxy is not None:
             return await self._tunnel(self._proxy)
-        name = self._origin.host if self._tls else None
+        name = self.origin.host if self._tls else None
         return await asyncio.open_connection(
-            self._origin.host, self._origin.port, ssl=self._tls, server_hostname=name, limit=_CHUNK
+            self.origin.host, self.origin.port, ssl=self._tls, server_hostname=name, limit=_CHUNK
         )
 
     async def _tunnel(self, proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         stream, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_CHUNK)
         try:
             reader = TunnelReader()
-            await self._read_response(stream, writer, proxy.connect_request(self._origin), reader)
+            await self._read_response(stream, writer, proxy.connect_request(self.origin), reader)
             reader.check()
             if self._tls is not None:
-                await writer.start_tls(self._tls, server_hostname=self._origin.host)
+                await writer.start_tls(self._tls, server_hostname=self.origin.host)
         except BaseException:
             writer.close()
             raise
@@ -200,7 +200,7 @@ class BlockingTransport(_HttpTransport):
         self._idle: list[socket.socket] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encode_request(self._origin, request)
+        data = encode_request(self.origin, request)
         deadline = monotonic() + within
         try:
             return self._exchange(data, deadline)
@@ -215,9 +215,6 @@ class BlockingTransport(_HttpTransport):
             return self._connection(monotonic() + within)
         except (OSError, EOFError) as problem:
             raise self._failed(problem) from problem
-
-    def encode(self, request: Request) -> bytes:
-        return encode_request(self._origin, request)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - it blocks, that is its purpose
@@ -258,19 +255,19 @@ class BlockingTransport(_HttpTransport):
                 if _is_open(kept):
                     return kept
                 kept.close()
-        first = self._proxy or self._origin
+        first = self._proxy or self.origin
         plain = socket.create_connection((first.host, first.port), timeout=_left(deadline))
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._proxy is not None:
                 reader = TunnelReader()
-                request = self._proxy.connect_request(self._origin)
+                request = self._proxy.connect_request(self.origin)
                 self._read_response(plain, request, reader, deadline)
                 reader.check()
             if self._tls is None:
                 return plain
             plain.settimeout(_left(deadline))
-            return self._tls.wrap_socket(plain, server_hostname=self._origin.host)
+            return self._tls.wrap_socket(plain, server_hostname=self.origin.host)
         except BaseException:
             plain.close()
             raise

@@ -40,7 +40,6 @@ from mainspring.testing.tasks import TENANT, VirtualTask, in_seconds
 
 _FOR_EVER = 1e15
 _MANY = 2**31
-_QUIET = 20
 _CLIENTS = ("client", "async_client")
 _INSTANT = 1e-6
 
@@ -83,8 +82,7 @@ class VirtualTime:
         self._ids = TaskIds(Random(seed))
         self._loop = VirtualLoop(self.start.timestamp())
         self._engine = Engine(EngineSettings(lease=_FOR_EVER, stream_cap=_MANY, tenant_cap=_MANY))
-        self._schedules = VirtualSchedules(self._loop.clock, self._new_id)
-        self._schedules.changed = self._request_step
+        self._schedules = VirtualSchedules(self._loop.clock, self._new_id, self._request_step)
         self._step_requested = False
         self._alarm: asyncio.TimerHandle | None = None
         self._running: dict[UUID, asyncio.Task[Any]] = {}
@@ -136,17 +134,11 @@ class VirtualTime:
         while (left := target - self._loop.clock()) > 0:  # noqa: ASYNC110 - time moves meanwhile
             await asyncio.sleep(left)
         quiet = 0
-        while (
-            quiet < _QUIET
-        ):  # what is due at this very moment still runs, and what follows from it
+        while quiet < 20:  # what is due at this very moment still runs, and what follows from it
             before = (self._step_requested, len(self.runs), len(self._running))
             await asyncio.sleep(0)
             still = before == (self._step_requested, len(self.runs), len(self._running))
             quiet = quiet + 1 if still and not self._step_requested else 0
-
-    def _next_wake(self) -> float | None:
-        known = (self._engine.next_wake(), self._schedules.next_at())
-        return min((at for at in known if at is not None), default=None)
 
     # The way of a task -----------------------------------------------------------------------
 
@@ -174,8 +166,9 @@ class VirtualTime:
     def _set_alarm(self, now: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        wake = self._next_wake()
-        if wake is not None and wake - now < _FOR_EVER / 10:
+        wakes = (self._engine.next_wake(), self._schedules.next_at())
+        wake = min((at for at in wakes if at is not None), default=_FOR_EVER)
+        if wake - now < _FOR_EVER / 10:
             self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._request_step)
 
     def _fire(self, now: float) -> None:
@@ -187,20 +180,17 @@ class VirtualTime:
             for task in unfinished[: verdict.cancel]:
                 self._cancel(task)
             for number, nominal in enumerate(verdict.fired, before + 1):
-                body = {
-                    **schedule.body["task"],
-                    "payload": msgspec.Raw(schedule.payload_at(nominal, number)),
-                }
+                payload = msgspec.Raw(schedule.payload_at(nominal, number))
+                body = {**schedule.body["task"], "payload": payload}
                 self._add(body, nominal + schedule.offset, schedule.id, nominal)
 
     def _add(
         self, body: Mapping[str, Any], due: float, schedule: UUID | None, nominal: float | None
     ) -> VirtualTask:
-        task = VirtualTask(
-            self._new_id(), in_seconds(body), self._loop.clock(), due, schedule, nominal
-        )
+        now, fields = self._loop.clock(), in_seconds(body)
+        task = VirtualTask(self._new_id(), fields, now, due, schedule, nominal)
         self.tasks[task.id] = task
-        self._engine.update([task.row()], self._loop.clock())
+        self._engine.update([task.row()], now)
         self._request_step()
         return task
 
@@ -219,10 +209,8 @@ class VirtualTime:
         )
         around = contextvars.copy_context()
         around.run(entered, context)
-        running = self._loop.create_task(
-            _run(function, task, context, execution.spec.timeout), context=around
-        )
-        self._running[task.id] = running
+        work = _run(function, task, context, execution.spec.timeout)
+        running = self._running[task.id] = self._loop.create_task(work, context=around)
         began = self.now
         running.add_done_callback(lambda done: self._ended(execution, began, done, said))
 

@@ -30,7 +30,6 @@ _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
 _MOST_LISTED = 200
 _BUSY_WAIT = 2.0
-_AFTER_REFUSAL = 1.0
 _TOO_SOON = 0.9
 _LASTED = 1.0
 """Seconds after which a poll counts as long enough not to be part of a hot loop."""
@@ -39,7 +38,6 @@ _AT_ONCE = 2
 """Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
-_STOP_WITHIN = 5.0
 
 
 class Lane:
@@ -251,7 +249,7 @@ class Leaser:
             self._worker.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
             # With more executions than it may list it looks idle: the same task comes again.
-            await asyncio.sleep(_AFTER_REFUSAL)
+            await asyncio.sleep(1.0)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
 
 
@@ -290,6 +288,6 @@ class LeaseReader(threading.Thread):
             return
         if self.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self.join(_STOP_WITHIN)
+            self.join(5.0)
         if not self.is_alive():
             self._loop.close()

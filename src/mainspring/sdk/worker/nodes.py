@@ -21,7 +21,7 @@ from mainspring.errors import (
 )
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
-from mainspring.sdk.http1 import Request
+from mainspring.sdk.http1 import Origin, Request, encode_request
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 from mainspring.sdk.worker.protocol import NODES, for_older_node
 from mainspring.wire.workers import NodeAddressList, NodeAddressOut
@@ -42,11 +42,12 @@ class Stream:
     """A connection to a node, and how requests are written to it."""
 
     connection: socket.socket
-    way: BlockingTransport
+    origin: Origin
     headers: dict[str, str]
 
     def encode(self, path: str, body: object) -> bytes:
-        return self.way.encode(Request("POST", path, self.headers, msgspec.json.encode(body)))
+        request = Request("POST", path, self.headers, msgspec.json.encode(body))
+        return encode_request(self.origin, request)
 
 
 class Nodes:
@@ -161,7 +162,7 @@ class Nodes:
         """Open a connection to a node that answers, for writing to it directly. It blocks."""
         way = self._transport(self._in_order()[0], True)
         assert isinstance(way, BlockingTransport)
-        return Stream(way.connect(within), way, self._headers)
+        return Stream(way.connect(within), way.origin, self._headers)
 
     def avoided(self, url: str) -> bool:
         return self._avoided.get(url, 0.0) > monotonic()

@@ -52,7 +52,6 @@ _LONGEST_PAUSE = 30 * 86400.0
 _IN_FLIGHT = 2
 _TIMEOUT = 10.0
 _PAUSE = 0.2
-_LINES_EVERY = 0.5
 _FLUSH_WITHIN = 1.0
 
 
@@ -187,7 +186,7 @@ class LogSender:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_LINES_EVERY)
+            await asyncio.sleep(0.5)
             await self.flush()
 
     async def sent(self, executions: Sequence[WorkerExecution], within: float) -> None:

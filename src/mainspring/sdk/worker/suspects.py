@@ -28,14 +28,12 @@ from mainspring.wire.workers import BeatIn, HeartbeatIn
 
 _MOMENT = 0.05
 """Seconds: whoever kills its process as it begins has done so by then."""
-_LOOK_EVERY = 0.01
 _LONGEST_WAIT = 5.0
 _SHARE_OF_TIMEOUT = 6
 _LONGEST_START = 1.0
 
 _MOST_CHANNELS = 16
 _CHUNK = 2**16
-_CONNECT_WITHIN = 1.0
 _LONGEST_WRITE = 0.2
 """Seconds: it fits into the buffers of an idle connection, so it takes no time at all."""
 _ANSWERED_WITHIN = 10.0
@@ -95,7 +93,7 @@ class Suspects:
             else:
                 break
         if self._timer is None and (self._beginning is not None or self._waiting):
-            self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
+            self._timer = self._loop.call_later(0.01, self._look)
 
     def _has_begun(self, execution: WorkerExecution, now: float) -> bool:
         if execution.finished or now - self._since >= _LONGEST_START:
@@ -167,7 +165,7 @@ class StartChannels:
                 return stream
             stream.connection.close()
         with suppress(MainspringError):
-            return self._nodes.stream(_CONNECT_WITHIN)
+            return self._nodes.stream(1.0)
         return None
 
     def recycle(self) -> None:

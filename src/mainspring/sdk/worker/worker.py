@@ -31,12 +31,10 @@ from mainspring.wire.workers import AboutIn, LeaseIn
 
 log = logging.getLogger("mainspring.worker")
 
-_TICK = 0.1
 _STOP_WITHIN = 3.0
 """Seconds that an execution has to end after it was asked to."""
 _FLUSH_WITHIN = 10.0
 _INTRODUCE_EVERY = 10.0
-_REFRESH_EVERY = 5.0
 _MOST_REMEMBERED = 20_000
 
 
@@ -307,10 +305,9 @@ class Worker:
             self._heartbeats.interrupt_polls()
 
     async def _refresh_nodes(self) -> None:
-        """Refresh the list of nodes."""
         while True:
             await self.nodes.refresh()
-            await asyncio.sleep(_REFRESH_EVERY)
+            await asyncio.sleep(5.0)
 
     # Time ------------------------------------------------------------------------------------
 
@@ -339,7 +336,7 @@ class Worker:
             if count % 10 == 0:
                 self._processes.watch_memory()
                 self._check_wear()
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(0.1)
 
     def _check_wear(self) -> None:
         most, limit = self.options.max_tasks, self.options.max_memory_mb
