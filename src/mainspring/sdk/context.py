@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,15 +15,13 @@ if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient, Client
 
 
+@dataclass(slots=True)
 class HandlerLogLine:
     """One log line of an execution."""
 
-    __slots__ = ("at", "level", "message")
-
-    def __init__(self, message: str, level: str) -> None:
-        self.message = message
-        self.level = level
-        self.at = wall_clock()
+    message: str
+    level: str
+    at: float = field(default_factory=wall_clock)
 
 
 class Clients(Protocol):

@@ -130,7 +130,7 @@ class TaskFunction(Generic[P, R]):
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
-        """Return what a step of a workflow needs to call it: see `Workflow.step`."""
+        """Return the fields of a workflow step that calls it, which the step may override."""
         if self.options.expires_at is not None:
             raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
         return {"handler": self.name, **self.options.fields(self.name)}

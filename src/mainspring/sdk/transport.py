@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from mainspring.clock import monotonic
@@ -77,8 +78,16 @@ class _HttpTransport:
         self._answered = True
         return reader.response()
 
-    def _timed_out(self, within: float) -> Unreachable:
-        return Unreachable(f"{self._address.url} did not answer within {within:.3g} s")
+    @contextlib.contextmanager
+    def _failures(self, within: float) -> Iterator[None]:
+        """Raise Unreachable for what goes wrong on the way to the server and back."""
+        try:
+            yield
+        except TimeoutError:
+            url = self._address.url
+            raise Unreachable(f"{url} did not answer within {within:.3g} s") from None
+        except (OSError, EOFError) as problem:
+            raise self._failed(problem) from problem
 
     def _failed(self, problem: Exception) -> Unreachable:
         url = self._address.url
@@ -117,13 +126,9 @@ class AsyncTransport(_HttpTransport):
 
     async def send(self, request: Request, within: float) -> Response:
         data = encode_request(self.origin, request)
-        try:
+        with self._failures(within):
             async with asyncio.timeout(within):
                 return await self._exchange(data)
-        except TimeoutError:
-            raise self._timed_out(within) from None
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -202,19 +207,13 @@ class BlockingTransport(_HttpTransport):
     async def send(self, request: Request, within: float) -> Response:
         data = encode_request(self.origin, request)
         deadline = monotonic() + within
-        try:
+        with self._failures(within):
             return self._exchange(data, deadline)
-        except TimeoutError:
-            raise self._timed_out(within) from None
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
 
     def connect(self, within: float) -> socket.socket:
         """Return a connection for a caller that writes and reads by itself."""
-        try:
+        with self._failures(within):
             return self._connection(monotonic() + within)
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - it blocks, that is its purpose

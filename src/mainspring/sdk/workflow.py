@@ -20,7 +20,7 @@ a task of this name. Mistakes in the graph are found by the server, all of them 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, overload
 
 from mainspring.sdk.encoding import present
 
@@ -79,14 +79,6 @@ class DeclaredStep:
 
 
 Needs = str | DeclaredStep | Iterable[str | DeclaredStep]
-
-
-@runtime_checkable
-class Declared(Protocol):
-    """A function that was declared with a name and options of its own, as a task is."""
-
-    def as_step(self) -> dict[str, Any]:
-        """Return the fields of a step that calls it, which the step may override."""
 
 
 class Workflow:
@@ -163,8 +155,8 @@ def _declared(function: Any) -> dict[str, Any]:
     """Return the fields of a step that calls a function."""
     if isinstance(function, DeclaredStep):
         raise TypeError(f"{function.id!r} is a step already: give its function itself")
-    if isinstance(function, Declared):
-        return function.as_step()
+    if hasattr(function, "as_step"):  # a task: it has a name and options of its own
+        return dict(function.as_step())
     name = getattr(function, "__name__", None)
     if not callable(function) or name is None:
         raise TypeError(f"{function!r} is no function with a name: a step takes one, or a target")

@@ -67,9 +67,6 @@ class Lane:
         self.running -= 1
         self.room.set()
 
-    def close(self) -> None:
-        self.closed = True
-
     def reopen(self) -> None:
         self.closed = False
         self.room.set()

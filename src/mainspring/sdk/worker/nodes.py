@@ -79,7 +79,8 @@ class Nodes:
     def urls(self) -> tuple[str, ...]:
         """The URLs to lease from: the nodes themselves where they are known and reachable; else, or
         for the others, the given address, whose node gets the tasks of all."""
-        reached = tuple(url for url in self._learned if not self.avoided(url))
+        now = monotonic()
+        reached = tuple(url for url in self._learned if self._avoided.get(url, 0.0) <= now)
         if reached and len(reached) == len(self._learned):
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
@@ -163,9 +164,6 @@ class Nodes:
         way = self._transport(self._in_order()[0], True)
         assert isinstance(way, BlockingTransport)
         return Stream(way.connect(within), way.origin, self._headers)
-
-    def avoided(self, url: str) -> bool:
-        return self._avoided.get(url, 0.0) > monotonic()
 
     async def close(self) -> None:
         for way in self._transports.values():

@@ -45,9 +45,14 @@ class WorkerInfo:
         self._options = options
         self._looked = monotonic()
         self._used = sum(os.times()[:2])
+        self._next = self._looked
 
-    def current(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn:
+    def current(self, finished: int, running: int, heartbeat_errors: int) -> AboutIn | None:
+        """Return the description, every 10 seconds; None in between."""
         now, used = monotonic(), sum(os.times()[:2])
+        if now < self._next:
+            return None
+        self._next = now + 10.0
         share = (used - self._used) / max(now - self._looked, 0.001)
         self._looked, self._used = now, used
         return AboutIn(

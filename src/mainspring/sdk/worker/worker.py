@@ -34,7 +34,6 @@ log = logging.getLogger("mainspring.worker")
 _STOP_WITHIN = 3.0
 """Seconds that an execution has to end after it was asked to."""
 _FLUSH_WITHIN = 10.0
-_INTRODUCE_EVERY = 10.0
 _MOST_REMEMBERED = 20_000
 
 
@@ -71,7 +70,6 @@ class Worker:
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         """The last ones that are over: an answer may still be on its way that gives them again."""
         self._info = WorkerInfo(options)
-        self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
         self.finished = 0
@@ -227,7 +225,7 @@ class Worker:
         elif execution.leased.alone:
             self._exclusive = execution
             for each in self._lanes:
-                each.close()
+                each.closed = True
             self._announce_exclusive()
         elif execution.leased.suspect and not execution.runner.apart:
             self._suspects.add(execution)
@@ -294,10 +292,6 @@ class Worker:
         return None if len(self._keys) > most else list(self._keys)
 
     def about(self) -> AboutIn | None:
-        now = monotonic()
-        if now < self._introduced + _INTRODUCE_EVERY:
-            return None
-        self._introduced = now
         return self._info.current(self.finished, self.running, self._heartbeats.errors)
 
     def polls_interrupted(self) -> None:
