@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class Decorator(Protocol):
-    """Makes a task of a function. A context that it takes first is the worker's to give."""
+    """Makes a task of a function. The worker passes the context, if that is its first parameter."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R]: ...
@@ -49,7 +49,7 @@ class Decorator(Protocol):
 
 
 class App:
-    """Your tasks, and the way to the API that keeps them. Nothing is called before it is used."""
+    """Your tasks, and clients of the API that stores them, made when they are first used."""
 
     def __init__(
         self, name: str | None = None, *, version: int = 0, **address: Unpack[AddressFields]
@@ -81,7 +81,7 @@ class App:
             self._address = cast(AddressFields, asdict(where))
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
-        """Call the API through these: for tests, and for who has clients already."""
+        """Call the API through these clients: for tests, and for programs that have clients."""
         self.__dict__["client"] = client
         self.__dict__["async_client"] = async_client
 
@@ -123,8 +123,8 @@ class App:
         kwargs: Mapping[str, Any] | None = None,
         **timing: Unpack[ScheduleFields],
     ) -> Callable[[Callable[P, R] | TaskFunction[P, R]], TaskFunction[P, R]]:
-        """Run a function again and again: `cron`, `interval` or `rrule`, and how a schedule's other
-        fields have it. Workers bring the schedule in line when they start."""
+        """Run a function on a schedule: `cron`, `interval` or `rrule`, with a schedule's options.
+        Workers create or update the schedule when they start."""
 
         def decorate(function: Callable[P, R] | TaskFunction[P, R]) -> TaskFunction[P, R]:
             made: Any = function
@@ -158,7 +158,7 @@ class App:
 
 
 def _calling_module() -> str:
-    """Return the module that makes an app: its name unless it has one of its own."""
+    """Return the name of the module that makes an app."""
     frame = currentframe()
     made_in = frame and frame.f_back and frame.f_back.f_back
     return made_in.f_globals["__name__"] if made_in else "app"
@@ -173,7 +173,8 @@ def load_app(path: str) -> App:
     try:
         module = import_module(module_name)
     except Exception as problem:  # it is the user's code that runs: anything may happen
-        raise ConfigError([f"{module_name!r} cannot be imported: {_told(problem)}"]) from problem
+        where = _with_location(problem)
+        raise ConfigError([f"{module_name!r} cannot be imported: {where}"]) from problem
     if name:
         found = getattr(module, name, None)
         if not isinstance(found, App):
@@ -185,7 +186,7 @@ def load_app(path: str) -> App:
     return next(iter(apps.values()))
 
 
-def _told(problem: Exception) -> str:
+def _with_location(problem: Exception) -> str:
     """Return the error, and the line of code that raised it."""
     if isinstance(problem, ModuleNotFoundError):
         return str(problem)

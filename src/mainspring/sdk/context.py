@@ -35,8 +35,7 @@ class Clients(Protocol):
 
 
 class Context:
-    """One execution of a task, as its handler sees it. Ask for it with a parameter of this type, or
-    with `mainspring.current()`."""
+    """One execution, for its handler: a parameter of this type, or `mainspring.current()`."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Context:
         self._said = said
         self._ends = None if timeout is None else monotonic() + timeout
         self._cancelled = False
-        self._bell: threading.Event | None = None
-        """Made when a handler first waits for a cancel: most never do."""
+        self._cancel_event: threading.Event | None = None
+        """Set by `cancel`; made when a handler first waits for it: most never do."""
         self.last_progress: Any = None
 
     @property
@@ -80,14 +79,14 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked for the end: of the task, of the worker, or because it lost its
-        lease. A handler in a thread looks at this now and then; async ones are cancelled."""
+        """Whether the handler shall end: the task or worker is stopped, or the lease was lost.
+        One in a thread looks at this now and then; async ones are cancelled."""
         return self._cancelled
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but wake up when cancelled; return whether that happened."""
-        bell = self._bell = self._bell or threading.Event()
-        return self._cancelled or bell.wait(seconds)
+        event = self._cancel_event = self._cancel_event or threading.Event()
+        return self._cancelled or event.wait(seconds)
 
     def heartbeat(self, progress: Any = None) -> bool:
         """Report how far it is, if you like; return whether to go on. It need not be called."""
@@ -105,8 +104,8 @@ class Context:
             self._said(HandlerLogLine(str(message), level))
 
     def once(self, key: str, answer: Any = None) -> bool:
-        """Return whether this execution is the first of the task to say this key. Of all, also
-        those at the same time on other machines, one gets True; asking again gives the same."""
+        """Return whether this execution is the task's first to record this key. Of all executions,
+        on all machines, one gets True; asking again gives the same."""
         return self._api.client.effects.note(**self._effect(key, answer)).first
 
     async def aonce(self, key: str, answer: Any = None) -> bool:
@@ -117,8 +116,8 @@ class Context:
 
     def cancel(self) -> None:
         self._cancelled = True
-        if self._bell is not None:
-            self._bell.set()
+        if self._cancel_event is not None:
+            self._cancel_event.set()
 
     @property
     def _api(self) -> Clients:

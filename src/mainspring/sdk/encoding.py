@@ -30,8 +30,7 @@ def to_builtins(value: object) -> Any:
 
 
 def sendable(text: str) -> str:
-    """Return the text without what neither JSON nor the database takes: lone surrogates, as
-    in the names of some files, and zeros."""
+    """Replace what JSON or the database refuses: lone surrogates (of file names), and zeros."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 

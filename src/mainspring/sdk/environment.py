@@ -1,8 +1,7 @@
-"""Address of the API, and the credentials for it, for programs that do not name them.
+"""Address of the API and its credentials, from arguments or from the environment.
 
-The same variables as the command line reads, without its dependencies, each also as the name of a
-file in …_FILE. HTTP_PROXY and its like are not read: they are set for other programs, and a key
-goes nowhere that nobody named for it.
+The variables are those of the command line, each also as the name of a file in …_FILE. HTTP_PROXY
+and its like are not read: they are set for other programs, and would see the key.
 """
 
 import os
@@ -44,9 +43,8 @@ class AddressFields(ConnectionFields, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of the API, the key to it, and how it is reached: through a proxy, whose URL may hold
-    a password; over https with PEM files of the authorities to trust, of a client certificate, and
-    of its key if that is in another file."""
+    """Address of the API, its key, a proxy (the URL may hold a password), and PEM files for https:
+    authorities to trust, a client certificate, and its key if that is in another file."""
 
     url: str
     api_key: str = field(repr=False)

@@ -157,8 +157,8 @@ class TaskFunction(Generic[P, R]):
         schedule_name: str | None = None,
         **kwargs: Any,
     ) -> "Task | Schedule":
-        """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
-        schedule of this name (else the task's), or changes the one that there is."""
+        """Let a worker call it at a time, after a delay, or by a cron expression: that creates or
+        changes the schedule of this name (by default the task's)."""
         create = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
         made: Task | Schedule = create(self.app.client)
         return made

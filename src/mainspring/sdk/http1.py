@@ -87,8 +87,8 @@ class ResponseReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; none of them mean the end of the connection. Raise EOFError where
-        that comes too soon, and OSError for what is not HTTP, or too much of it."""
+        """Take the next bytes. Raise EOFError for none (the connection was closed too soon),
+        OSError for what is not HTTP or too large."""
         if not data:
             raise EOFError("the connection was closed before the answer was complete")
         try:
@@ -127,8 +127,7 @@ class Proxy(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> "Proxy":
-        """Parse `http://host:port` or `http://user:password@host:port`. The URL may hold a
-        password: the error does not repeat it."""
+        """Parse `http://host:port` or `http://user:password@host:port`; errors do not repeat it."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -138,8 +137,8 @@ class Proxy(NamedTuple):
             raise ValueError("write it as http://host:port or http://user:password@host:port")
         credentials = None
         if parts.username is not None:
-            named = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            credentials = b64encode(named.encode()).decode("ascii")
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            credentials = b64encode(login.encode()).decode("ascii")
         return cls(parts.hostname, port, credentials)
 
     def connect_request(self, origin: Origin) -> bytes:

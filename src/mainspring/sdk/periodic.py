@@ -1,8 +1,8 @@
 """Periodic tasks: the schedules that an app declares, brought in line with those on the server.
 
-Many workers may start at once: a name is unique, a definition carries its digest, and whoever comes
-second finds it as it should be. An app touches only schedules that carry its own name; and of two
-versions of it the newer one decides, whichever starts last.
+Many workers may start at once: a name is unique, a definition has its digest as a label, and the
+second worker finds nothing to change. An app changes only schedules that are labelled with its own
+name; and of two versions of it the newer one decides, whichever starts last.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The result of `sync`: the schedules in place and those removed; or the newer version that
-    they were left to."""
+    """The result of `sync`: schedules in place and removed, or the newer version that decides."""
 
     names: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)

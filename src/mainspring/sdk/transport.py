@@ -1,5 +1,4 @@
-"""The two transports of the SDK: one for event loops, and one that blocks. They keep connections
-and use them again.
+"""The two transports of the SDK, one for event loops and one that blocks. Both reuse connections.
 
 No redirect is ever followed: a key is for the address the user named, and for no other.
 """
@@ -43,8 +42,7 @@ class Transport(Protocol):
 
 
 def tls_context(address: Address) -> ssl.SSLContext | None:
-    """Return how the server's certificate is checked, and which one is shown to it; None for plain
-    HTTP. Raise ConfigError for files that cannot be used."""
+    """Return the context of TLS; None for plain HTTP. Raise ConfigError for unusable files."""
     if not Origin.of(address.url).tls:
         return None
     setting = "api_ca"
@@ -101,8 +99,8 @@ class _HttpTransport:
         return Unreachable(f"{url} cannot be reached: {said}{self._hint(problem)}")
 
     def _hint(self, problem: Exception) -> str:
-        """Return what to look at when TLS fails after our check of the server. Many servers, ours
-        among them, just close the connection when they miss a certificate."""
+        """Return what to look at when TLS fails after our check of the server's certificate. Many
+        servers, ours too, just close the connection when they miss the client's."""
         refused = isinstance(problem, ssl.SSLError) and "ALERT" in (problem.reason or "")
         if self._tls is None or self._answered or not (refused or isinstance(problem, _CUT_OFF)):
             return ""
@@ -249,7 +247,7 @@ class BlockingTransport(_HttpTransport):
 
     def _connection(self, deadline: float) -> socket.socket:
         while self._idle:
-            with contextlib.suppress(IndexError):  # another thread may have been quicker
+            with contextlib.suppress(IndexError):  # another thread took the last one
                 kept = self._idle.pop()
                 if _is_open(kept):
                     return kept

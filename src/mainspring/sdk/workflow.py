@@ -28,8 +28,8 @@ _PLAIN = re.compile(r"[\w-]+")
 
 
 class StepReference:
-    """A place in what a run knows: attributes and items lead further down. In a payload it stands
-    for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
+    """A reference to a value of a run; attributes and items refer to parts of it. In a payload it
+    stands for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -62,7 +62,7 @@ INDEX = StepReference("index")
 
 
 class DeclaredStep:
-    """A step that was declared: other steps need it, and speak of its result."""
+    """A step that was declared: other steps may need it, and refer to its result."""
 
     def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
         self.id = name
@@ -82,7 +82,7 @@ Needs = str | DeclaredStep | Iterable[str | DeclaredStep]
 
 
 class Workflow:
-    """A workflow in the making."""
+    """A workflow to declare, step after step."""
 
     def __init__(
         self,

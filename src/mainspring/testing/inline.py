@@ -1,4 +1,4 @@
-"""Handlers inline: the same way in and out as in a worker, without a worker."""
+"""Handlers inline: called with decoded arguments, and judged, as in a worker."""
 
 import asyncio
 import contextvars
@@ -34,10 +34,9 @@ class Ran:
 
 @dataclass
 class Trial:
-    """Runs a handler once. Executions of one Trial belong to one task, and share its effect log.
+    """Runs a handler: `assert Trial(attempt=2).run(send_mail, "ann@example.com").succeeded`.
 
-    ran = Trial(attempt=2).run(send_mail, "ann@example.com")
-    assert ran.succeeded
+    Executions of one Trial belong to one task, and share its effect log.
     """
 
     attempt: int = 1

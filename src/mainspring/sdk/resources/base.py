@@ -33,14 +33,14 @@ Ending = TypeVar("Ending", bound=Finishing)
 
 
 class Page(Struct, Generic[T]):
-    """Some items, and where the list goes on."""
+    """A page of a list, and the cursor of the next one."""
 
     items: list[T]
     next_cursor: str | None = None
 
 
 class ApiResource(Dual[F]):
-    """Some paths of the API: those that begin with `_path`."""
+    """The paths of the API that begin with `_path`."""
 
     _path: str
 

@@ -88,9 +88,8 @@ class Schedules(ApiResource[F]):
     async def put(
         self, name: str, task: Mapping[str, Any], **fields: Unpack[ScheduleFields]
     ) -> Schedule:
-        """Make a schedule of this name, or give the one that there is this definition. Does nothing
-        where it is so already: many may call this at once, and again and again. What an app
-        declares is changed by that app alone, and not by an older version of it."""
+        """Create the schedule of this name, or replace its definition; many may call this at once.
+        What an app declares is changed by that app alone, and not by an older version of it."""
         body = {"name": name, "task": dict(task), **with_offsets(fields)}
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
@@ -112,7 +111,7 @@ class Schedules(ApiResource[F]):
                         "PUT", path, body, answer=Schedule, if_match=present.etag
                     )
             except (Conflict, PreconditionFailed, NotFound):
-                continue  # somebody was quicker
+                continue  # it was changed meanwhile
             raise Conflict(_not_owned(name, labels.get(OWNER)))
         raise Conflict(f"others keep changing the schedule {name!r}")
 

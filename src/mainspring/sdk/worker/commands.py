@@ -114,11 +114,8 @@ class CommandRunner:
 
 
 class _Program(SubprocessStreamProtocol):
-    """A program that runs, with the process group that it leads.
-
-    Process.wait waits for the end of the pipes as well, on uvloop and on older Pythons, and
-    whatever the program started may hold them open.
-    """
+    """A program that runs, with the process group that it leads. asyncio's Process is not used: its
+    `wait` may wait for the pipes too, which whatever the program started may hold open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(_CHUNK, loop)
@@ -134,7 +131,7 @@ class _Program(SubprocessStreamProtocol):
         super().process_exited()
 
     async def wait(self) -> int:
-        """Return how it ended; not before it did, whatever becomes of its children."""
+        """Wait for the program, not for its children; return its exit status."""
         await self._exited.wait()
         status = self._subprocess.get_returncode()
         assert status is not None

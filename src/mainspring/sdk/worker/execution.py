@@ -78,8 +78,7 @@ class WorkerExecution:
             self.runner.start(self)
 
     def begin(self) -> bool:
-        """Begin, in whichever thread its handler runs. Return whether it may: not when somebody
-        ended it, and not when its lease is over."""
+        """Begin, in the handler's thread. Return False if it was ended, or its lease is over."""
         now = monotonic()
         with _deciding:
             if self.finished or self.ending is not None or self.lease_end - self.margin <= now:
@@ -92,7 +91,7 @@ class WorkerExecution:
         return True
 
     def withdraw(self) -> bool:
-        """Keep it from beginning, from another thread. Return whether that was in time."""
+        """Keep it from beginning, from another thread. Return False if it has begun."""
         with _deciding:
             if self.begun or self.finished or self.ending is not None:
                 return False
@@ -101,12 +100,12 @@ class WorkerExecution:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it was withdrawn before any runner had it: then nobody else finishes it."""
+        """Whether it was withdrawn before any runner had it, so that no runner finishes it."""
         return self.ending is not None and not (self.started or self.arriving or self.finished)
 
     def end(self, why: Ending) -> None:
-        """End it from outside. A lost lease outweighs all other reasons: nothing is reported. What
-        did not begin has not failed: when its time is over it is released."""
+        """End it from outside. After a lost lease nothing is reported, whatever else ended it. One
+        that did not begin has not failed: at its timeout it is released."""
         if self.arriving or self.finished or (self.ending is not None and why != "lost"):
             return
         with _deciding:
@@ -118,23 +117,21 @@ class WorkerExecution:
             self.finish(RELEASED)
 
     def finish(self, verdict: ReportedOutcome) -> None:
-        """Record that it has ended. What was decided from outside counts more than the verdict,
-        but not more than its success."""
+        """Record that it has ended: with a success, else for the reason from outside, if any."""
         if self.finished:
             return
         self.finished = True
         self.stop_the_time()
-        told: ReportedOutcome | None = verdict
+        reported: ReportedOutcome | None = verdict
         if self.ending == "lost":
-            told = None
+            reported = None
         elif self.ending is not None and verdict.status != "succeeded":
-            told = ended(self.ending, self.leased.timeout)
-        self.verdict = told
+            reported = ended(self.ending, self.leased.timeout)
+        self.verdict = reported
         self._on_finished(self)
 
     def stop_the_time(self) -> None:
-        """Note when it ended. How long it took is measured by the steady clock: the machine's other
-        one may have been set meanwhile."""
+        """Note when it ended, by the monotonic clock: the wall clock may have been set."""
         self.finished_at = self.started_at + max(0.0, monotonic() - self.began)
 
     def give_up(self) -> None:

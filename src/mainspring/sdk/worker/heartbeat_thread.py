@@ -216,8 +216,7 @@ class HeartbeatThread(threading.Thread):
             self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
 
     def _announce(self, _now: float) -> None:
-        """Announce starts. Nothing begins before the answer; it is tried again until there is one,
-        or the lease is over."""
+        """Announce starts, again and again until an answer, or the end of the lease; then begin."""
         waiting, self._to_announce = self._to_announce, []
         for execution in waiting:
             if execution.finished or execution.ending is not None:
@@ -262,17 +261,17 @@ class HeartbeatThread(threading.Thread):
             self._replace_process(blocking)
 
     def _release_waiting(self) -> None:
-        """Release what waits behind a handler that blocks the loop. Until that is reported, and by
-        the loop once more, its leases are kept."""
+        """Release what waits behind a handler that blocks the loop. Its leases are kept until the
+        loop has reported the release as well."""
         waiting = [execution for execution in self._leased() if execution.withdraw()]
         if not waiting:
             return
         now = utc(wall_clock())
-        told = [
+        outcomes = [
             OutcomeIn(*execution.key, "released", started_at=now, finished_at=now)
             for execution in waiting
         ]
-        self._report(told)
+        self._report(outcomes)
 
     def _replace_process(self, blocking: WorkerExecution) -> None:
         """Report what can be reported of all executions, and replace the process."""
@@ -285,13 +284,13 @@ class HeartbeatThread(threading.Thread):
                 execution.verdict = ended(
                     why if execution is blocking else "released", execution.leased.timeout
                 )
-        told = [outcome_of(each) for each in self._leased() if each.verdict is not None]
+        outcomes = [outcome_of(each) for each in self._leased() if each.verdict is not None]
         with suppress(Exception):  # whatever comes of it, the process is replaced
-            self._report(told)
+            self._report(outcomes)
         self.replace_process()
 
-    def _report(self, told: list[OutcomeIn]) -> None:
-        body = ReportIn(tuple(told))
+    def _report(self, outcomes: list[OutcomeIn]) -> None:
+        body = ReportIn(tuple(outcomes))
         run(self._nodes.ask_any(REPORTS, body, JudgedListOut, within=5.0, blocking=True))
 
     def _blocking_execution(self) -> WorkerExecution | None:

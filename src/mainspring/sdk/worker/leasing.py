@@ -73,8 +73,7 @@ class Lane:
 
 
 class LeaseErrors:
-    """The last error of each node that serves no polls. All polls meet the same one: it is logged
-    once, until the node answers or the error changes."""
+    """The last error of each node, logged once until the node answers or the error changes."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[str, float]] = {}
@@ -117,8 +116,7 @@ class LeasingWorker(Protocol):
 
 
 class Pace:
-    """The rest of a poller after answers that came soon and started nothing, one after the other:
-    asking as often as possible gains nothing."""
+    """How long a poller rests after answers in a row that came soon and started nothing."""
 
     def __init__(self) -> None:
         self._empty_polls = 0

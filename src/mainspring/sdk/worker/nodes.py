@@ -51,10 +51,8 @@ class Stream:
 
 
 class Nodes:
-    """The nodes a worker knows: its configured address, and those the server lists.
-
-    The event loop and the heartbeat thread have connections of their own.
-    """
+    """The nodes a worker knows: its configured address, and those the server lists. The event loop
+    and the heartbeat thread have connections of their own."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -77,8 +75,8 @@ class Nodes:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs to lease from: the nodes themselves where they are known and reachable; else, or
-        for the others, the given address, whose node gets the tasks of all."""
+        """URLs to lease from: those of the known nodes that answer; unless these are all, also the
+        configured address, whose node gets the tasks of all."""
         now = monotonic()
         reached = tuple(url for url in self._learned if self._avoided.get(url, 0.0) <= now)
         if reached and len(reached) == len(self._learned):
@@ -104,8 +102,7 @@ class Nodes:
             self._learned = tuple(dict.fromkeys([*self._learned, self._address.url]))
 
     def _may_call(self, url: str) -> bool:
-        """Whether the key may be sent there: never over a weaker wire; and `localhost` means the
-        node's own machine."""
+        """Whether the key may be sent there: not to another scheme, nor to the node's localhost."""
         there, given = urlsplit(url), urlsplit(self._address.url)
         if there.scheme != given.scheme or there.hostname in _NOWHERE:
             return False
@@ -114,8 +111,7 @@ class Nodes:
     async def ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """Send a request to one node. One of an older version, which refuses what it does not know,
-        is asked as its version has it."""
+        """Send a request to one node; if that refuses new fields, without them."""
         older = for_older_node(body)
         if older is not None and self._older.get(url, 0.0) <= monotonic():
             try:
@@ -145,10 +141,10 @@ class Nodes:
     async def ask_any(
         self, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """Send a request to whichever node answers, within a time for all of them together. Each is
-        asked once at most, and a silent one leaves half of the time to the others."""
+        """Send a request to the nodes, one after the other, until one answers. `within` is for all
+        of them: a silent one leaves half of what is left to the others."""
         deadline = monotonic() + within
-        lost: CallFailed = Unreachable("no node was asked")
+        failure: CallFailed = Unreachable("no node was asked")
         for url in self._in_order():
             left = deadline - monotonic()
             if left <= 0.01:
@@ -156,26 +152,25 @@ class Nodes:
             try:
                 return await self.ask(url, path, body, answer, within=left / 2, blocking=blocking)
             except CallFailed as problem:
-                lost = problem
-        raise lost
+                failure = problem
+        raise failure
 
     def stream(self, within: float) -> Stream:
         """Open a connection to a node that answers, for writing to it directly. It blocks."""
-        way = self._transport(self._in_order()[0], True)
-        assert isinstance(way, BlockingTransport)
-        return Stream(way.connect(within), way.origin, self._headers)
+        transport = self._transport(self._in_order()[0], True)
+        assert isinstance(transport, BlockingTransport)
+        return Stream(transport.connect(within), transport.origin, self._headers)
 
     async def close(self) -> None:
-        for way in self._transports.values():
-            await way.close()
+        for transport in self._transports.values():
+            await transport.close()
 
     def _in_order(self) -> list[str]:
         known = dict.fromkeys([*self.urls, self._address.url])
         return sorted(known, key=lambda url: self._avoided.get(url, 0.0))
 
     def _transport(self, url: str, blocking: bool) -> Transport:
-        way = self._transports.get((url, blocking))
-        if way is None:
+        if (url, blocking) not in self._transports:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._transports[url, blocking] = kind(replace(self._address, url=url))
-        return way
+            self._transports[url, blocking] = kind(replace(self._address, url=url))
+        return self._transports[url, blocking]

@@ -107,8 +107,7 @@ def call_handler(
 
 
 def log_traceback(context: Context, problem: BaseException) -> None:
-    """Write the traceback to the task's log; a handler's deliberate error, or an interrupt of ours,
-    needs none."""
+    """Write the traceback to the task's log, but not of deliberate errors and our interrupts."""
     if not isinstance(problem, MainspringError | HandlerInterrupt):
         text = "".join(traceback.format_exception(problem)).rstrip()
         if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most

@@ -1,6 +1,5 @@
 """CPU-bound handlers, each in a process of its own: killed at a timeout or a cancel, replaced when
-it has run many executions or uses much memory. What one breaks, breaks for nobody else. None
-outlives its worker: somebody else runs the task then."""
+it has run many executions or uses much memory. None outlives its worker."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """Reports of a worker: outcomes until they are acknowledged, and log lines while there is room.
 
-Nothing waits in order to form a batch: two requests may be on their way, and what gathers meanwhile
-is the next one.
+Nothing waits in order to form a batch: up to two requests are on their way, and what gathers
+meanwhile is the next one.
 """
 
 import asyncio

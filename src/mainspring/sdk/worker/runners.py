@@ -116,8 +116,8 @@ class ThreadRunner:
 async def _run_handler(
     execution: WorkerExecution, coroutine: Coroutine[Any, Any, Any]
 ) -> ReportedOutcome:
-    """Run a handler and return the outcome, also of `sys.exit`: a task that raised SystemExit or
-    KeyboardInterrupt would end the event loop, and all other executions with it."""
+    """Return a handler's outcome, also of `sys.exit`: a task that raised SystemExit would end the
+    event loop, and all other executions with it."""
     if not execution.begin():
         coroutine.close()
         return RELEASED

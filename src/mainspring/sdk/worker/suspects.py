@@ -40,20 +40,19 @@ _ANSWERED_WITHIN = 10.0
 
 
 class Suspects:
-    """Used on the event loop. `start` starts an execution that reports its own start; `go_on` is
-    called with those that came meanwhile."""
+    """The order of starts, on the event loop. `start` starts a suspect, `place` any that waited."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         running: Callable[[], Iterable[WorkerExecution]],
         start: Callable[[WorkerExecution], None],
-        go_on: Callable[[WorkerExecution], None],
+        place: Callable[[WorkerExecution], None],
     ) -> None:
         self._loop = loop
         self._running = running
         self._start = start
-        self._go_on = go_on
+        self._place = place
         self._waiting: deque[WorkerExecution] = deque()
         self._beginning: WorkerExecution | None = None
         self._since = 0.0
@@ -62,7 +61,7 @@ class Suspects:
 
     @property
     def busy(self) -> bool:
-        """Whether one begins just now, so that nothing else may."""
+        """Whether a suspect is beginning, so that nothing else may."""
         return self._beginning is not None
 
     def hold_back(self, execution: WorkerExecution) -> None:
@@ -74,13 +73,13 @@ class Suspects:
         self._look()
 
     def _look(self) -> None:
-        """Whether one has begun, and the next one may."""
+        """Start what may begin now, and look again soon."""
         self._timer = None
         now = monotonic()
         if self._beginning is not None and self._has_begun(self._beginning, now):
             self._beginning = None
         while self._beginning is None and self._held_back:
-            self._go_on(self._held_back.popleft())
+            self._place(self._held_back.popleft())
         while self._beginning is None and self._waiting:
             execution = self._waiting[0]
             if execution.finished:
@@ -102,7 +101,7 @@ class Suspects:
 
 
 def _is_safe(execution: WorkerExecution, now: float) -> bool:
-    """Whether it does not kill its process as it begins, or cannot, or has not begun to."""
+    """Whether it cannot kill the process as it begins, or has not done so."""
     if execution.finished or not execution.started or execution.runner.apart:
         return True
     return execution.begun and now - execution.began >= _MOMENT
@@ -122,7 +121,7 @@ class _StartChannel:
         self.sent_at: float | None = None
 
     def send(self, _execution: WorkerExecution) -> None:
-        """Say that the execution begins, in the thread in which it does."""
+        """Report the start, in the thread in which the execution begins."""
         with suppress(OSError):  # then nobody knows that it began
             self.stream.connection.settimeout(_LONGEST_WRITE)
             self.stream.connection.sendall(self._message)
@@ -139,8 +138,8 @@ class StartChannels:
         self._reserved: list[_StartChannel] = []
 
     def reserve(self, execution: WorkerExecution) -> bool:
-        """Have an execution say on a connection of its own that it begins. Return False when all
-        are taken. Where none can be made it begins unnamed."""
+        """Give an execution a connection on which to report its start; return False when all are
+        taken. If none can be opened, it begins without such a report."""
         self.recycle()
         if len(self._reserved) >= _MOST_CHANNELS:
             return False

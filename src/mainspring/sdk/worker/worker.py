@@ -1,4 +1,4 @@
-"""The worker: it leases, runs, keeps and reports tasks, on one event loop and two threads."""
+"""The worker: it leases tasks, runs them and reports outcomes, on an event loop and two threads."""
 
 import asyncio
 import logging
@@ -57,18 +57,17 @@ class Worker:
         self._app_path = app_path
         self.allowed = allowed
         self._executions: dict[WorkerExecution, Lane] = {}
-        """All whose leases have to be kept: running, or not acknowledged yet."""
+        """Those whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
         self._exclusive: WorkerExecution | None = None
-        """An execution beside which nothing may run: it was lost with its workers before. It waits
-        until all others are over, or runs."""
+        """The execution beside which nothing may run, as it was lost with its workers before."""
         self._announced: WorkerExecution | None = None
         """The last such execution whose start was announced."""
         self._left_behind = False
         """Whether code of an abandoned execution may still run."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
-        """The last ones that are over: an answer may still be on its way that gives them again."""
+        """The last ones that are over: a late answer may give them again."""
         self._info = WorkerInfo(options)
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
@@ -155,8 +154,8 @@ class Worker:
     # Executions ------------------------------------------------------------------------------
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
-        """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
-        blocks the event loop. What came is begun here even if nobody waits for it any more."""
+        """Ask a node for tasks, in a thread of its own: it reads the answer and keeps its leases
+        also while a handler blocks the event loop. Tasks begin even if this call is cancelled."""
         return await self._reader.call(self._ask(url, body, lane, within))
 
     async def _ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
@@ -169,9 +168,8 @@ class Worker:
         return answer, len(arrived)
 
     def register(self, tasks: Sequence[Leased], lane: Lane) -> list[WorkerExecution]:
-        """Keep the leases of tasks that came just now, in the thread that reads. One that is or was
-        here already was given twice, because the server could not know that the first answer had
-        arrived."""
+        """Keep the leases of tasks that have just arrived, in the thread that reads. One that is or
+        was here is left out: the server did not know that the first answer had arrived."""
         self._clock.sample(tasks[-1])
         margin, arrived = self._clock.margin, []
         for leased in tasks:
@@ -217,8 +215,8 @@ class Worker:
             self._place(execution)
 
     def _place(self, execution: WorkerExecution) -> None:
-        """Start it now, or when nothing else runs, or release it. A node knows only what it gave
-        itself: here it is seen that nothing runs beside what must be alone."""
+        """Start it now, or when nothing else runs, or release it. Several nodes give tasks, so only
+        the worker can see to it that nothing runs beside what must be alone."""
         unable = isinstance(execution.runner, _NoRunner)
         if unable or self._draining or self._exclusive is not None:
             execution.finish(RELEASED)
@@ -235,9 +233,8 @@ class Worker:
             execution.start()
 
     def _announce_exclusive(self) -> None:
-        """Announce it once all others are over and acknowledged. Until then it waits, but not
-        for so long that little of its own time is left: then it is released, and comes again when
-        this worker, or another one, holds nothing."""
+        """Announce it once all others are over and acknowledged. After too long a wait it is
+        released (`_has_waited_enough`), and comes again to a worker that holds nothing."""
         execution = self._exclusive
         if execution is None or execution is self._announced or len(self._executions) > 1:
             return
@@ -316,7 +313,7 @@ class Worker:
                 if execution.finished:
                     continue
                 if execution.lease_end - self._clock.margin <= now:
-                    # Cut off: stop before somebody else begins.
+                    # Cut off: stop before another worker begins.
                     execution.end("lost" if execution.begun else "released")
                 if self._has_waited_enough(execution, now):
                     execution.end("released")
