@@ -1,8 +1,8 @@
 """What a running handler can know and report: its deadline, cancellation, progress, logs."""
 
+import contextvars
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -132,7 +132,7 @@ class Context:
         return {"key": f"{self.task_id}:{key}", "answer": answer, "idempotency_key": text}
 
 
-_CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
+_CURRENT: contextvars.ContextVar[Context] = contextvars.ContextVar("mainspring_context")
 
 
 def current() -> Context:
@@ -140,6 +140,8 @@ def current() -> Context:
     return _CURRENT.get()
 
 
-def entered(context: Context) -> None:
-    """Make it the current one, for the rest of this thread's or task's context."""
-    _CURRENT.set(context)
+def variables_with(context: Context) -> contextvars.Context:
+    """Return a copy of the context variables in which it is the current context."""
+    variables = contextvars.copy_context()
+    variables.run(_CURRENT.set, context)
+    return variables

@@ -23,24 +23,17 @@ from mainspring.sdk.encoding import encode, to_builtins
 FUNCTION = "mainspring.enqueue"
 
 # Every value travels as text, which all drivers agree on, and is cast where it arrives.
+_JSON = "CAST(CAST({} AS text) AS jsonb)"
 _CASTS = {
-    "target": "CAST(CAST({} AS text) AS jsonb)",
-    "payload": "CAST(CAST({} AS text) AS jsonb)",
-    "labels": "CAST(CAST({} AS text) AS jsonb)",
-    "run_at": "CAST(CAST({} AS text) AS timestamptz)",
-    "expires_at": "CAST(CAST({} AS text) AS timestamptz)",
+    **dict.fromkeys(("target", "payload", "labels"), _JSON),
+    **dict.fromkeys(("run_at", "expires_at"), "CAST(CAST({} AS text) AS timestamptz)"),
     "delay": "CAST(CAST({} AS text) AS interval)",
-    "queue": "CAST({} AS text)",
-    "name": "CAST({} AS text)",
-    "tenant": "CAST({} AS text)",
-    "priority": "CAST(CAST({} AS text) AS integer)",
-    "timeout": "CAST(CAST({} AS text) AS float8)",
-    "sla": "CAST(CAST({} AS text) AS float8)",
-    "max_attempts": "CAST(CAST({} AS text) AS integer)",
-    "retry_initial": "CAST(CAST({} AS text) AS float8)",
-    "tags": "ARRAY(SELECT jsonb_array_elements_text(CAST(CAST({} AS text) AS jsonb)))",
-    "concurrency_key": "CAST({} AS text)",
-    "concurrency_limit": "CAST(CAST({} AS text) AS integer)",
+    **dict.fromkeys(("queue", "name", "tenant", "concurrency_key"), "CAST({} AS text)"),
+    **dict.fromkeys(
+        ("priority", "max_attempts", "concurrency_limit"), "CAST(CAST({} AS text) AS integer)"
+    ),
+    **dict.fromkeys(("timeout", "sla", "retry_initial"), "CAST(CAST({} AS text) AS float8)"),
+    "tags": f"ARRAY(SELECT jsonb_array_elements_text({_JSON}))",
 }
 _PARTS = {
     "retry": {"max_attempts": "max_attempts", "initial": "retry_initial"},

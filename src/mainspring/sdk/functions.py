@@ -135,8 +135,6 @@ class TaskFunction(Generic[P, R]):
             raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
         return {"handler": self.name, **self.options.fields(self.name)}
 
-    # Now -------------------------------------------------------------------------------------
-
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """Let a worker call it as soon as one is free."""
         return self.app.client.tasks.create(**self._prepared(args, kwargs))
@@ -144,8 +142,6 @@ class TaskFunction(Generic[P, R]):
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """`delay` for async code."""
         return await self.app.async_client.tasks.create(**self._prepared(args, kwargs))
-
-    # Later, or again and again ---------------------------------------------------------------
 
     def schedule(
         self,
@@ -178,8 +174,6 @@ class TaskFunction(Generic[P, R]):
         made: Task | Schedule = await create(self.app.async_client)
         return made
 
-    # As in Celery ----------------------------------------------------------------------------
-
     def apply_async(
         self,
         args: Sequence[Any] = (),
@@ -198,8 +192,6 @@ class TaskFunction(Generic[P, R]):
         chosen = self.with_options(**changes) if changes else self
         wanted = chosen._prepared(tuple(args), kwargs or {}, run_at=eta, delay=countdown)
         return self.app.client.tasks.create(**wanted, idempotency_key=task_id)
-
-    # Details ---------------------------------------------------------------------------------
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **times: Any

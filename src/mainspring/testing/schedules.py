@@ -12,7 +12,6 @@ from mainspring.clock import utc
 from mainspring.domain.schedules import misfire
 from mainspring.domain.schedules.definition import (
     ScheduleDefinition,
-    Timetable,
     spread_of,
     timetable,
 )
@@ -47,10 +46,6 @@ class VirtualSchedule:
         return str(self.body["name"])
 
     @property
-    def table(self) -> Timetable:
-        return timetable(self.definition)
-
-    @property
     def offset(self) -> float:
         return spread_of(self.id, self.definition.spread)
 
@@ -70,11 +65,10 @@ class VirtualSchedule:
         """Return what becomes of what is due, by the rules of `domain/schedules/misfire.py`."""
         assert self.next is not None
         definition, moment = self.definition, now - self.offset
+        table, most = timetable(definition), misfire.wanted(definition)
         cut = moment - definition.misfire.window
-        backlog = self.table.backlog(
-            self.decided_to, moment, most=misfire.wanted(definition), cut=cut
-        )
-        following = self.table.next(backlog.until)
+        backlog = table.backlog(self.decided_to, moment, most=most, cut=cut)
+        following = table.next(backlog.until)
         last = backlog.recent[-1] if backlog.recent else None
         gap = None if following is None or last is None else following - last
         left = None if definition.max_runs is None else definition.max_runs - self.runs

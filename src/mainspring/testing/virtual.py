@@ -11,7 +11,6 @@ none of yours.
 """
 
 import asyncio
-import contextvars
 import selectors
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from mainspring.engine.core import Engine
 from mainspring.engine.settings import EngineSettings
 from mainspring.errors import NotFound
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, HandlerLogLine, entered
+from mainspring.sdk.context import Context, HandlerLogLine, variables_with
 from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.memory import MemoryApi
@@ -207,10 +206,9 @@ class VirtualTime:
             said=said.append,
             details=task.details(),
         )
-        around = contextvars.copy_context()
-        around.run(entered, context)
         work = _run(function, task, context, execution.spec.timeout)
-        running = self._running[task.id] = self._loop.create_task(work, context=around)
+        variables = variables_with(context)
+        running = self._running[task.id] = self._loop.create_task(work, context=variables)
         began = self.now
         running.add_done_callback(lambda done: self._ended(execution, began, done, said))
 

@@ -202,11 +202,11 @@ class HeartbeatThread(threading.Thread):
                 if not execution.begun:
                     # It does not begin, however late the loop hears of it.
                     execution.lease_end = -inf
-                self._end(execution, "lost")
+                self._loop.call_soon_threadsafe(execution.end, "lost")
                 continue
             execution.lease_end = self._clock.local(found.lease_until)
             if found.action == "cancel":
-                self._end(execution, "cancelled")
+                self._loop.call_soon_threadsafe(execution.end, "cancelled")
 
     # Starts ----------------------------------------------------------------------------------
 
@@ -229,9 +229,6 @@ class HeartbeatThread(threading.Thread):
                 self._take([execution], {found.id: found})
                 if found.action == "continue":
                     self._loop.call_soon_threadsafe(execution.start)
-
-    def _end(self, execution: WorkerExecution, why: Any) -> None:
-        self._loop.call_soon_threadsafe(execution.end, why)
 
     # The event loop --------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
 """Calling a handler, and how an execution ended, as it is reported."""
 
 import asyncio
-import contextvars
 import traceback
 from typing import Any, Literal, NamedTuple
 
 from mainspring.errors import InvalidArguments, MainspringError, NonRetryable, RetryAfter
-from mainspring.sdk.context import Context, entered
+from mainspring.sdk.context import Context, variables_with
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.functions import TaskFunction
 
@@ -95,11 +94,10 @@ def call_handler(
     """Call a handler in this thread, an async one on an event loop of its own."""
     try:
         call = function.signature.unpack(payload, context)
-        around = contextvars.copy_context()
-        around.run(entered, context)
-        value: Any = around.run(function.function, *call.args, **call.kwargs)
+        variables = variables_with(context)
+        value: Any = variables.run(function.function, *call.args, **call.kwargs)
         if function.is_async:
-            value = around.run(asyncio.run, value)
+            value = variables.run(asyncio.run, value)
         return success(value)
     except BaseException as problem:
         log_traceback(context, problem)

@@ -5,7 +5,6 @@ another takes its place: a thread cannot be killed, only asked.
 """
 
 import asyncio
-import contextvars
 import ctypes
 import threading
 from collections.abc import Coroutine
@@ -14,7 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from mainspring.sdk.context import entered
+from mainspring.sdk.context import variables_with
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.outcomes import (
     RELEASED,
@@ -150,10 +149,8 @@ class LoopRunner:
             log_traceback(execution.context, problem)
             execution.finish(failure(problem))
             return
-        around = contextvars.copy_context()
-        around.run(entered, execution.context)
-        work = _run_handler(execution, coroutine)
-        execution.handle = task = self._loop.create_task(work, context=around)
+        work, variables = _run_handler(execution, coroutine), variables_with(execution.context)
+        execution.handle = task = self._loop.create_task(work, context=variables)
         self.executions[task] = execution
         task.add_done_callback(partial(self._done, execution))
 

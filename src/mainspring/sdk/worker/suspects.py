@@ -29,7 +29,6 @@ from mainspring.wire.workers import BeatIn, HeartbeatIn
 _MOMENT = 0.05
 """Seconds: whoever kills its process as it begins has done so by then."""
 _LONGEST_WAIT = 5.0
-_SHARE_OF_TIMEOUT = 6
 _LONGEST_START = 1.0
 
 _MOST_CHANNELS = 16
@@ -82,9 +81,10 @@ class Suspects:
             self._place(self._held_back.popleft())
         while self._beginning is None and self._waiting:
             execution = self._waiting[0]
+            longest = min(_LONGEST_WAIT, execution.leased.timeout / 6)
             if execution.finished:
                 self._waiting.popleft()
-            elif now - execution.began >= _longest_wait(execution):
+            elif now - execution.began >= longest:
                 self._waiting.popleft().start()  # it goes without: a heartbeat will name it
             elif all(_is_safe(other, now) for other in self._running()):
                 self._beginning, self._since = self._waiting.popleft(), now
@@ -105,10 +105,6 @@ def _is_safe(execution: WorkerExecution, now: float) -> bool:
     if execution.finished or not execution.started or execution.runner.apart:
         return True
     return execution.begun and now - execution.began >= _MOMENT
-
-
-def _longest_wait(execution: WorkerExecution) -> float:
-    return min(_LONGEST_WAIT, execution.leased.timeout / _SHARE_OF_TIMEOUT)
 
 
 class _StartChannel:
