@@ -157,7 +157,7 @@ class Signature:
 
 
 def _known(hint: Any) -> Any:
-    """Return the type, or Any for one that nobody can check."""
+    """Return the type, or Any for one that cannot be checked."""
     try:
         msgspec.json.Decoder(hint | msgspec.UnsetType, dec_hook=_from_json)
     except (TypeError, RuntimeError):

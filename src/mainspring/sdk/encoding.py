@@ -72,7 +72,7 @@ def _hook_but_raw(value: Any) -> Any:
 
 
 def _hook(value: Any) -> Any:
-    # A pydantic model; asking its class keeps pydantic unimported where nobody uses it.
+    # A pydantic model; asking its class makes an import of pydantic unnecessary.
     dump = getattr(type(value), "model_dump", None)
     if dump is None:
         raise TypeError(f"{type(value).__name__} is not something JSON knows")

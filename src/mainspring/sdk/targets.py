@@ -14,7 +14,7 @@ Moment = datetime | str
 """A time with an offset."""
 
 DEFINITION = "mainspring-definition"
-"""The label by which `put` knows that a schedule is as it should be."""
+"""The label with the digest of a definition, by which `put` finds it unchanged."""
 OWNER = "mainspring-app"
 """The label that says which app declares a schedule."""
 VERSION = "mainspring-app-version"

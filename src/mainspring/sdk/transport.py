@@ -144,7 +144,7 @@ class AsyncTransport(_HttpTransport):
             writer.close()
             raise
         if writer.transport.get_write_buffer_size():
-            writer.transport.abort()  # answered before all was sent: nobody wants the rest
+            writer.transport.abort()  # answered before all was sent: drop the rest
         elif reader.reusable and len(self._idle) < _MAX_IDLE:
             self._idle.append((stream, writer))
         else:

@@ -13,8 +13,8 @@
 
     flow.definition()   # the body of POST /v1/workflows
 
-A function becomes a step whose target is the handler of its name; who runs it is a worker that has
-a task of this name. Mistakes in the graph are found by the server, all of them at once.
+A function becomes a step whose target is the handler of its name; a worker with a task of this name
+runs it. Mistakes in the graph are found by the server, all of them at once.
 """
 
 import json

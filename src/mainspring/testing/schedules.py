@@ -1,7 +1,7 @@
 """Schedules in virtual time: the same rules as on a server, over definitions in memory."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,7 @@ from mainspring.domain.schedules.definition import (
     spread_of,
     timetable,
 )
-from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedules.misfire import BacklogDecision
 from mainspring.domain.schedules.policies import Misfire
 from mainspring.domain.schedules.template import Values, expand
 from mainspring.domain.schedules.zones import DstPolicy
@@ -39,7 +39,6 @@ class VirtualSchedule:
     decided_to: float
     next: float | None
     runs: int = 0
-    occurrences: list[Ruling] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -83,7 +82,6 @@ class VirtualSchedule:
         self.decided_to = max(self.decided_to, backlog.until)
         self.runs += len(verdict.fired)
         self.next = None if left is not None and left <= len(verdict.fired) else following
-        self.occurrences.extend(verdict.rulings)
         return verdict
 
     def payload_at(self, nominal: float, number: int) -> bytes:

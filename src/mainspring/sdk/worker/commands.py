@@ -81,7 +81,7 @@ class CommandRunner:
             if execution.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
             execution.finish(await _watch(program, command, execution))
-        except Exception as problem:  # of ours, not of the program's: it must be heard all the same
+        except Exception as problem:  # a fault of the worker is reported as well
             execution.finish(failure(problem))
         finally:
             del self._running[execution]
@@ -160,7 +160,7 @@ async def _watch(
     )
     try:
         status = await program.wait()
-        with suppress(TimeoutError):  # who left the group may hold the pipes open for ever
+        with suppress(TimeoutError):  # what left the group may hold the pipes open for ever
             async with asyncio.timeout(_FLUSH_WITHIN):
                 await talk
     finally:
@@ -193,7 +193,7 @@ class _Output:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
                     self._take(line, level)
-        finally:  # also when nobody waits for more
+        finally:  # also when this is cancelled
             if rest:
                 self._take(rest, level)
 

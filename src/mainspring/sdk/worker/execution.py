@@ -1,4 +1,4 @@
-"""One execution of a task in a worker, whoever runs it."""
+"""One execution of a task in a worker, and the protocol of what runs it."""
 
 import threading
 from collections.abc import Callable
@@ -83,7 +83,7 @@ class WorkerExecution:
         with _deciding:
             if self.finished or self.ending is not None or self.lease_end - self.margin <= now:
                 return False
-            # Whoever sees that it has begun, in another thread, also sees when.
+            # In this order: another thread that sees that it has begun also sees when.
             self.began, self.started_at = now, wall_clock()
             self.begun = True
         if self.on_begin is not None:

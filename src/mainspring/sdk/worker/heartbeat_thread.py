@@ -282,7 +282,7 @@ class HeartbeatThread(threading.Thread):
                     why if execution is blocking else "released", execution.leased.timeout
                 )
         outcomes = [outcome_of(each) for each in self._leased() if each.verdict is not None]
-        with suppress(Exception):  # whatever comes of it, the process is replaced
+        with suppress(Exception):  # the process is replaced, reported or not
             self._report(outcomes)
         self.replace_process()
 

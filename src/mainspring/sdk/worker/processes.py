@@ -78,7 +78,7 @@ class ProcessRunner:
             self._children[execution] = child
             # It may have been ended while the process was made.
             verdict = await _converse(child, execution) if execution.begin() else RELEASED
-        except Exception as problem:  # whatever it is, the execution has ended and must be reported
+        except Exception as problem:  # the execution has ended and must be reported
             verdict = await _post_mortem(child, problem)
         finally:
             self._children.pop(execution, None)
@@ -88,16 +88,15 @@ class ProcessRunner:
 
     async def _spawn(self) -> Child:
         command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
-        return Child(
-            await asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE,
-                stdout=PIPE,
-                env=self._environment,
-                start_new_session=True,
-                limit=_LONGEST_LINE,
-            )
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self._environment,
+            start_new_session=True,
+            limit=_LONGEST_LINE,
         )
+        return Child(process)
 
     async def _put_back(self, child: Child) -> None:
         child.runs += 1
@@ -115,8 +114,7 @@ async def _converse(child: Child, execution: WorkerExecution) -> ReportedOutcome
     leased, function = execution.leased, execution.function
     assert function is not None
     request = ChildRequest(
-        leased.id,
-        leased.fence,
+        *execution.key,
         leased.attempt,
         function.name,
         bytes(leased.payload),

@@ -209,7 +209,7 @@ class LogSender:
     async def flush(self) -> None:
         while self._lines or self._under_way:
             sending = self._send()
-            await asyncio.wait([sending])  # who is cancelled here does not cancel the others' lines
+            await asyncio.wait([sending])  # a cancel here does not cancel the sending
             if not sending.result():
                 return
 
@@ -255,8 +255,7 @@ def outcome_of(execution: WorkerExecution) -> OutcomeIn:
     assert verdict is not None
     error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)
     return OutcomeIn(
-        execution.leased.id,
-        execution.leased.fence,
+        *execution.key,
         verdict.status,
         UNSET if verdict.result is None else Raw(verdict.result),
         error,

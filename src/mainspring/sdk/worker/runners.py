@@ -102,7 +102,7 @@ class ThreadRunner:
             self._finished.append((execution, verdict))
             wake = len(self._finished) == 1
         if wake:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+            with suppress(RuntimeError):  # the loop is closed: the worker has ended
                 self._loop.call_soon_threadsafe(self._finish_all)
 
     def _finish_all(self) -> None:
@@ -161,7 +161,7 @@ class LoopRunner:
     def _done(self, execution: WorkerExecution, task: "asyncio.Task[ReportedOutcome]") -> None:
         del self.executions[task]
         if task.cancelled():
-            # By us, and then `ending` says why; or by itself, which nobody asked for.
+            # By the worker, and then `ending` says why; or by the handler itself.
             own = failure(asyncio.CancelledError("it cancelled itself"))
             execution.finish(own if execution.ending is None else RELEASED)
         elif (problem := task.exception()) is not None:  # interrupted while its end was handled

@@ -27,7 +27,7 @@ from mainspring.sdk.worker.protocol import HEARTBEAT
 from mainspring.wire.workers import BeatIn, HeartbeatIn
 
 _MOMENT = 0.05
-"""Seconds: whoever kills its process as it begins has done so by then."""
+"""Seconds after which an execution that kills its process as it begins has done so."""
 _LONGEST_WAIT = 5.0
 _LONGEST_START = 1.0
 
@@ -85,7 +85,7 @@ class Suspects:
             if execution.finished:
                 self._waiting.popleft()
             elif now - execution.began >= longest:
-                self._waiting.popleft().start()  # it goes without: a heartbeat will name it
+                self._waiting.popleft().start()  # without a report of its own: a heartbeat names it
             elif all(_is_safe(other, now) for other in self._running()):
                 self._beginning, self._since = self._waiting.popleft(), now
                 self._start(execution)
@@ -118,7 +118,7 @@ class _StartChannel:
 
     def send(self, _execution: WorkerExecution) -> None:
         """Report the start, in the thread in which the execution begins."""
-        with suppress(OSError):  # then nobody knows that it began
+        with suppress(OSError):  # then the server does not learn that it began
             self.stream.connection.settimeout(_LONGEST_WRITE)
             self.stream.connection.sendall(self._message)
         self.sent_at = monotonic()
