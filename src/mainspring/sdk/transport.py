@@ -72,10 +72,6 @@ class _HttpTransport:
         self._tls = tls_context(address)
         self._answered = False
 
-    def _response(self, reader: ResponseReader) -> Response:
-        self._answered = True
-        return reader.response()
-
     @contextlib.contextmanager
     def _failures(self, within: float) -> Iterator[None]:
         """Raise Unreachable for what goes wrong on the way to the server and back."""
@@ -149,7 +145,8 @@ class AsyncTransport(_HttpTransport):
             self._idle.append((stream, writer))
         else:
             writer.close()
-        return self._response(reader)
+        self._answered = True
+        return reader.response()
 
     async def _read_response(
         self,
@@ -232,7 +229,8 @@ class BlockingTransport(_HttpTransport):
             self._idle.append(connection)
         else:
             connection.close()
-        return self._response(reader)
+        self._answered = True
+        return reader.response()
 
     def _read_response(
         self, connection: socket.socket, data: bytes, reader: ResponseReader, deadline: float

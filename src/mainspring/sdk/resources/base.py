@@ -53,6 +53,9 @@ class ApiResource(Dual[F]):
         """Return the path of something, whatever its id holds."""
         return "/".join([self._path, *map(part, parts)])
 
+    async def _post(self, kind: type[T], *parts: object) -> T:
+        return await self._call("POST", self._at(*parts), answer=kind)
+
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
         """Yield all items of a list, page after page; `limit` is the size of a page."""
         cursor: str | None = None

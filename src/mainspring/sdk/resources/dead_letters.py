@@ -46,7 +46,7 @@ class DeadLetters(ApiResource[F]):
     @both
     async def replay(self, letter_id: UUID | str) -> Task:
         """Make a new task of it; asking twice gives the same one."""
-        return await self._call("POST", self._at(letter_id, "replay"), answer=Task)
+        return await self._post(Task, letter_id, "replay")
 
     @both
     async def replay_all(
@@ -63,7 +63,7 @@ class DeadLetters(ApiResource[F]):
 
     @both
     async def archive(self, letter_id: UUID | str) -> DeadLetter:
-        return await self._call("POST", self._at(letter_id, "archive"), answer=DeadLetter)
+        return await self._post(DeadLetter, letter_id, "archive")
 
     @both
     async def delete(self, letter_id: UUID | str) -> None:

@@ -155,16 +155,16 @@ class Schedules(ApiResource[F]):
 
     @both
     async def pause(self, schedule_id: UUID | str) -> Schedule:
-        return await self._call("POST", self._at(schedule_id, "pause"), answer=Schedule)
+        return await self._post(Schedule, schedule_id, "pause")
 
     @both
     async def resume(self, schedule_id: UUID | str) -> Schedule:
-        return await self._call("POST", self._at(schedule_id, "resume"), answer=Schedule)
+        return await self._post(Schedule, schedule_id, "resume")
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
         """Create a task of it now, besides its timetable."""
-        return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
+        return await self._post(Task, schedule_id, "run")
 
     @both
     async def backfill(

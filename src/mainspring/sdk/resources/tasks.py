@@ -94,20 +94,20 @@ class Tasks(ApiResource[F]):
     @both
     async def cancel(self, task_id: UUID | str) -> Task:
         """End it; a running one is asked to stop."""
-        return await self._do(task_id, "cancel")
+        return await self._post(Task, task_id, "cancel")
 
     @both
     async def pause(self, task_id: UUID | str) -> Task:
-        return await self._do(task_id, "pause")
+        return await self._post(Task, task_id, "pause")
 
     @both
     async def resume(self, task_id: UUID | str) -> Task:
-        return await self._do(task_id, "resume")
+        return await self._post(Task, task_id, "resume")
 
     @both
     async def run(self, task_id: UUID | str) -> Task:
         """Make it due now."""
-        return await self._do(task_id, "run")
+        return await self._post(Task, task_id, "run")
 
     @both
     async def delete(self, task_id: UUID | str) -> None:
@@ -155,6 +155,3 @@ class Tasks(ApiResource[F]):
             return task.result
         said = task.error["message"] if task.error else "there is no error to tell of"
         raise TaskNotCompleted(f"task {task.id} is {task.state}: {said}", task.state, task.error)
-
-    async def _do(self, task_id: UUID | str, verb: str) -> Task:
-        return await self._call("POST", self._at(task_id, verb), answer=Task)

@@ -116,31 +116,28 @@ class WorkflowRuns(ApiResource[F]):
 
     @both
     async def cancel(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._do(run_id, "cancel")
+        return await self._post(WorkflowRun, run_id, "cancel")
 
     @both
     async def pause(self, run_id: UUID | str) -> WorkflowRun:
         """Start no more steps for now."""
-        return await self._do(run_id, "pause")
+        return await self._post(WorkflowRun, run_id, "pause")
 
     @both
     async def resume(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._do(run_id, "resume")
+        return await self._post(WorkflowRun, run_id, "resume")
 
     @both
     async def retry(self, run_id: UUID | str) -> WorkflowRun:
         """Begin again from the steps that failed."""
-        return await self._do(run_id, "retry")
+        return await self._post(WorkflowRun, run_id, "retry")
 
     @both
     async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Run one step again, and those after it."""
-        return await self._do(run_id, "steps", step, "retry")
+        return await self._post(WorkflowRun, run_id, "steps", step, "retry")
 
     @both
     async def skip_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Go on as if the step were not there."""
-        return await self._do(run_id, "steps", step, "skip")
-
-    async def _do(self, run_id: UUID | str, *verb: str) -> WorkflowRun:
-        return await self._call("POST", self._at(run_id, *verb), answer=WorkflowRun)
+        return await self._post(WorkflowRun, run_id, "steps", step, "skip")
