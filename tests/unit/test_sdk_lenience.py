@@ -44,7 +44,7 @@ def answers() -> dict[str, Any]:
                 wanted = ast.unparse(node.value)
             else:
                 continue
-            if wanted not in ("page", "Page[T]"):
+            if wanted not in ("page", "kind", "Page[T]"):
                 found[wanted] = eval(wanted, vars(place))
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from mainspring.cli.worker import prepare
 from mainspring.config import load
 from mainspring.errors import ConfigError
-from mainspring.sdk.worker.loading import load_app
+from mainspring.sdk.app import load_app
 from mainspring.sdk.worker.options import WorkerOptions
 
 _numbers = count()

@@ -90,7 +90,7 @@ class TwoLaneWorker:
         self.named: list[WorkerExecution] = []
         monkeypatch.setattr(self.worker._reader, "call", here)
         monkeypatch.setattr(self.worker._heartbeats, "announce", self.announced.append)
-        monkeypatch.setattr(self.worker._heartbeats, "start_named", self.named.append)
+        monkeypatch.setattr(self.worker._suspects, "_start", self.named.append)
         self.worker._lanes += [Lane(8, ["x"], commands=False), Lane(8, ["y"], commands=False)]
         monkeypatch.setattr(lanes, "_GATHER", 0)
         monkeypatch.setattr(self.worker, "_runner_of", lambda _leased, _function: self.runner)

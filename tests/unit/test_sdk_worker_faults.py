@@ -32,11 +32,11 @@ from mainspring.sdk.worker import child, reports
 from mainspring.sdk.worker.execution import WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Leaser
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import LONGEST_MESSAGE, ReportedOutcome, log_traceback
 from mainspring.sdk.worker.protocol import Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter, outcome_of
+from mainspring.sdk.worker.runners import LoopRunner
 from mainspring.sdk.worker.worker import Worker
 from mainspring.wire.workers import JudgedListOut, JudgedOut, LogsIn, PulseOut, PulsesOut, ReportIn
 from support.leased_tasks import leased, report_all

@@ -16,16 +16,15 @@ from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
 from mainspring.sdk.http1 import Request, Response
 from mainspring.sdk.worker import heartbeat_thread as heartbeat_module
-from mainspring.sdk.worker import start_channels
+from mainspring.sdk.worker import suspects
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import Leases, ServerClock
-from mainspring.sdk.worker.start_channels import StartChannels
-from mainspring.sdk.worker.threads import ThreadRunner
+from mainspring.sdk.worker.runners import LoopRunner, ThreadRunner
+from mainspring.sdk.worker.suspects import StartChannels
 from mainspring.wire.workers import (
     BeatIn,
     HeartbeatIn,
@@ -392,7 +391,7 @@ class TestStartChannels:
     def test_one_message_at_a_time_on_each(
         self, sockets: Sockets, channels: StartChannels, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(start_channels, "_MOST", 2)
+        monkeypatch.setattr(suspects, "_MOST_CHANNELS", 2)
         executions = [attempt() for _ in range(4)]
         assert channels.reserve(executions[0])
         first = sockets.take()

@@ -14,12 +14,11 @@ import typer
 from mainspring.cli.running import api_of
 from mainspring.config import Config
 from mainspring.errors import ConfigError, MainspringError, RequestError
-from mainspring.sdk.app import App
+from mainspring.sdk.app import App, load_app
 from mainspring.sdk.environment import address
 from mainspring.sdk.periodic import Synced
 from mainspring.sdk.transport import tls_context
 from mainspring.sdk.worker.allowlist import load_allowed
-from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.worker import Worker
 

@@ -16,13 +16,18 @@
 A worker runs them: `mainspring worker module:app`.
 """
 
+import sys
+import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
+from importlib import import_module
 from inspect import currentframe
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from mainspring.domain.task import BUILT_IN_HANDLERS
-from mainspring.errors import InvalidArguments
+from mainspring.errors import ConfigError, InvalidArguments
 from mainspring.sdk.client import AsyncClient, Client
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address, AddressFields, check_names
@@ -35,7 +40,7 @@ R = TypeVar("R")
 
 
 class Decorator(Protocol):
-    """Makes a task of a function. A context that it takes first is the worker's to give."""
+    """Makes a task of a function. The worker passes the context, if that is its first parameter."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R]: ...
@@ -44,7 +49,7 @@ class Decorator(Protocol):
 
 
 class App:
-    """Your tasks, and the way to the API that keeps them. Nothing is called before it is used."""
+    """Your tasks, and clients of the API that stores them, made when they are first used."""
 
     def __init__(
         self, name: str | None = None, *, version: int = 0, **address: Unpack[AddressFields]
@@ -73,10 +78,10 @@ class App:
     def use_address(self, where: Address) -> None:
         """Call the API there, unless the app itself says where."""
         if not any(self._address.values()):
-            self._address = where.as_fields()
+            self._address = cast(AddressFields, asdict(where))
 
     def use(self, client: Client, async_client: AsyncClient) -> None:
-        """Call the API through these: for tests, and for who has clients already."""
+        """Call the API through these clients: for tests, and for programs that have clients."""
         self.__dict__["client"] = client
         self.__dict__["async_client"] = async_client
 
@@ -118,8 +123,8 @@ class App:
         kwargs: Mapping[str, Any] | None = None,
         **timing: Unpack[ScheduleFields],
     ) -> Callable[[Callable[P, R] | TaskFunction[P, R]], TaskFunction[P, R]]:
-        """Run a function again and again: `cron`, `interval` or `rrule`, and how a schedule's other
-        fields have it. Workers bring the schedule in line when they start."""
+        """Run a function on a schedule: `cron`, `interval` or `rrule`, with a schedule's options.
+        Workers create or update the schedule when they start."""
 
         def decorate(function: Callable[P, R] | TaskFunction[P, R]) -> TaskFunction[P, R]:
             made: Any = function
@@ -153,7 +158,39 @@ class App:
 
 
 def _calling_module() -> str:
-    """Return the module that makes an app: its name unless it has one of its own."""
+    """Return the name of the module that makes an app."""
     frame = currentframe()
     made_in = frame and frame.f_back and frame.f_back.f_back
     return made_in.f_globals["__name__"] if made_in else "app"
+
+
+def load_app(path: str) -> App:
+    """Return the app that `module:name` names; without a name, the one app of the module."""
+    module_name, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as if the module had been run from this directory
+    try:
+        module = import_module(module_name)
+    except Exception as problem:  # it is the user's code that runs: anything may happen
+        where = _with_location(problem)
+        raise ConfigError([f"{module_name!r} cannot be imported: {where}"]) from problem
+    if name:
+        found = getattr(module, name, None)
+        if not isinstance(found, App):
+            raise ConfigError([f"{module_name!r} has no mainspring.App {name!r}"])
+        return found
+    apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    if len(apps) != 1:
+        raise ConfigError([f"{module_name!r} has {len(apps)} apps: name one, as in module:app"])
+    return next(iter(apps.values()))
+
+
+def _with_location(problem: Exception) -> str:
+    """Return the error, and the line of code that raised it."""
+    if isinstance(problem, ModuleNotFoundError):
+        return str(problem)
+    frames = traceback.extract_tb(problem.__traceback__)
+    theirs = [frame for frame in frames if "importlib" not in frame.filename]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if len(theirs) > 1 else ""
+    return f"{type(problem).__name__}: {problem}{where}"

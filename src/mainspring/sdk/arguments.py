@@ -16,7 +16,6 @@ from mainspring.sdk.context import Context
 from mainspring.sdk.encoding import encode
 
 _Kind = inspect.Parameter
-_EMPTY = inspect.Parameter.empty
 
 
 class Bound(NamedTuple):
@@ -34,8 +33,7 @@ class Signature:
         self._signature = inspect.signature(function)
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Return the payload for a call with these arguments; InvalidArguments if they do not
-        fit."""
+        """Return the payload of a call; InvalidArguments if the arguments do not fit."""
         try:
             bound = self._plain.bind(*args, **kwargs)
         except TypeError as problem:
@@ -132,7 +130,7 @@ class Signature:
                     open_ended = True
                 case _Kind.VAR_POSITIONAL:
                     fields.append((name, GenericAlias(list, (hint,)), msgspec.UNSET))
-                case _ if parameter.default is _EMPTY:
+                case _ if parameter.default is _Kind.empty:
                     fields.append((name, hint))
                 case _:
                     # What is left out takes the default of the function that runs, as in a call.
@@ -159,7 +157,7 @@ class Signature:
 
 
 def _known(hint: Any) -> Any:
-    """Return the type, or Any for one that nobody can check."""
+    """Return the type, or Any for one that cannot be checked."""
     try:
         msgspec.json.Decoder(hint | msgspec.UnsetType, dec_hook=_from_json)
     except (TypeError, RuntimeError):

@@ -1,7 +1,6 @@
 """A call of the API: encode it, send it, retry where that is safe, read the answer or the problem.
 
-Every POST carries an idempotency key, so a call whose answer was lost can be sent again: it takes
-effect once.
+Every POST has an idempotency key: it takes effect once, also when it is sent again.
 """
 
 from collections.abc import Mapping

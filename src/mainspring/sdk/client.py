@@ -17,7 +17,7 @@ import msgspec
 
 from mainspring.sdk.calling import DEFAULT_TIMEOUT, ApiCaller
 from mainspring.sdk.environment import Address, ConnectionFields, address
-from mainspring.sdk.resources.installation import Installation
+from mainspring.sdk.resources.administration import Installation
 from mainspring.sdk.sync_async import Awaiting, Blocking, F, both, run
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 

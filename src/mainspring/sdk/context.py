@@ -1,9 +1,11 @@
 """What a running handler can know and report: its deadline, cancellation, progress, logs."""
 
+import contextvars
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
@@ -13,15 +15,13 @@ if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient, Client
 
 
+@dataclass(slots=True)
 class HandlerLogLine:
     """One log line of an execution."""
 
-    __slots__ = ("at", "level", "message")
-
-    def __init__(self, message: str, level: str) -> None:
-        self.message = message
-        self.level = level
-        self.at = wall_clock()
+    message: str
+    level: str
+    at: float = field(default_factory=wall_clock)
 
 
 class Clients(Protocol):
@@ -35,8 +35,7 @@ class Clients(Protocol):
 
 
 class Context:
-    """One execution of a task, as its handler sees it. Ask for it with a parameter of this type, or
-    with `mainspring.current()`."""
+    """One execution, for its handler: a parameter of this type, or `mainspring.current()`."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Context:
         self._said = said
         self._ends = None if timeout is None else monotonic() + timeout
         self._cancelled = False
-        self._bell: threading.Event | None = None
-        """Made when a handler first waits for a cancel: most never do."""
+        self._cancel_event: threading.Event | None = None
+        """Set by `cancel`; made when a handler first waits for it: most never do."""
         self.last_progress: Any = None
 
     @property
@@ -80,19 +79,19 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked for the end: of the task, of the worker, or because it lost its
-        lease. A handler in a thread looks at this now and then; async ones are cancelled."""
+        """Whether the handler shall end: the task or worker is stopped, or the lease was lost.
+        One in a thread looks at this now and then; async ones are cancelled."""
         return self._cancelled
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but wake up when cancelled; return whether that happened."""
-        bell = self._bell = self._bell or threading.Event()
-        return self._cancelled or bell.wait(seconds)
+        event = self._cancel_event = self._cancel_event or threading.Event()
+        return self._cancelled or event.wait(seconds)
 
     def heartbeat(self, progress: Any = None) -> bool:
         """Report how far it is, if you like; return whether to go on. It need not be called."""
         if progress is not None:
-            self.last_progress = progress
+            self.progress(progress)
         return not self.cancelled
 
     def progress(self, value: Any) -> None:
@@ -105,26 +104,20 @@ class Context:
             self._said(HandlerLogLine(str(message), level))
 
     def once(self, key: str, answer: Any = None) -> bool:
-        """Return whether this execution is the first of the task to say this key. Of all, also
-        those at the same time on other machines, one gets True; asking again gives the same."""
-        noted = self._api.client.effects.note(
-            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
-        )
-        return noted.first
+        """Return whether this execution is the task's first to record this key. Of all executions,
+        on all machines, one gets True; asking again gives the same."""
+        return self._api.client.effects.note(**self._effect(key, answer)).first
 
     async def aonce(self, key: str, answer: Any = None) -> bool:
         """`once` for async handlers."""
-        noted = await self._api.async_client.effects.note(
-            f"{self.task_id}:{key}", answer, idempotency_key=self._key_of(key)
-        )
-        return noted.first
+        return (await self._api.async_client.effects.note(**self._effect(key, answer))).first
 
-    # For who runs it -------------------------------------------------------------------------
+    # For its runner --------------------------------------------------------------------------
 
     def cancel(self) -> None:
         self._cancelled = True
-        if self._bell is not None:
-            self._bell.set()
+        if self._cancel_event is not None:
+            self._cancel_event.set()
 
     @property
     def _api(self) -> Clients:
@@ -132,12 +125,14 @@ class Context:
             raise RuntimeError("this context belongs to no app: it cannot call the API")
         return self._clients
 
-    def _key_of(self, key: str) -> str:
+    def _effect(self, key: str, answer: Any) -> dict[str, Any]:
         text = f"once:{self.task_id}:{self.fence}:{key}"
-        return text if text.isascii() and text.isprintable() and len(text) <= 255 else _hashed(text)
+        if not (text.isascii() and text.isprintable() and len(text) <= 255):
+            text = f"once:{sha256(text.encode()).hexdigest()}"
+        return {"key": f"{self.task_id}:{key}", "answer": answer, "idempotency_key": text}
 
 
-_CURRENT: ContextVar[Context] = ContextVar("mainspring_context")
+_CURRENT: contextvars.ContextVar[Context] = contextvars.ContextVar("mainspring_context")
 
 
 def current() -> Context:
@@ -145,12 +140,8 @@ def current() -> Context:
     return _CURRENT.get()
 
 
-def entered(context: Context) -> None:
-    """Make it the current one, for the rest of this thread's or task's context."""
-    _CURRENT.set(context)
-
-
-def _hashed(text: str) -> str:
-    from hashlib import sha256
-
-    return f"once:{sha256(text.encode()).hexdigest()}"
+def variables_with(context: Context) -> contextvars.Context:
+    """Return a copy of the context variables in which it is the current context."""
+    variables = contextvars.copy_context()
+    variables.run(_CURRENT.set, context)
+    return variables

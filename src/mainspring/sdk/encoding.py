@@ -1,5 +1,6 @@
 """JSON of the values of users: msgspec structs, dataclasses, pydantic models, plain values."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -29,8 +30,7 @@ def to_builtins(value: object) -> Any:
 
 
 def sendable(text: str) -> str:
-    """Return the text without what neither JSON nor the database takes: lone surrogates, as
-    in the names of some files, and zeros."""
+    """Replace what JSON or the database refuses: lone surrogates (of file names), and zeros."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -44,6 +44,14 @@ def with_offset(moment: datetime | str) -> datetime | str:
     if isinstance(moment, datetime) and moment.tzinfo is None:
         raise InvalidArguments(f"{moment!r} has no offset: say in which time zone it is meant")
     return moment
+
+
+def with_offsets(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields; InvalidArguments where a time among them has no offset."""
+    for name in ("run_at", "expires_at", "start_at", "end_at"):
+        if fields.get(name) is not None:
+            with_offset(fields[name])
+    return dict(fields)
 
 
 def _check_numbers(plain: Any) -> None:
@@ -64,7 +72,7 @@ def _hook_but_raw(value: Any) -> Any:
 
 
 def _hook(value: Any) -> Any:
-    # A pydantic model; asking its class keeps pydantic unimported where nobody uses it.
+    # A pydantic model; asking its class makes an import of pydantic unnecessary.
     dump = getattr(type(value), "model_dump", None)
     if dump is None:
         raise TypeError(f"{type(value).__name__} is not something JSON knows")

@@ -23,24 +23,17 @@ from mainspring.sdk.encoding import encode, to_builtins
 FUNCTION = "mainspring.enqueue"
 
 # Every value travels as text, which all drivers agree on, and is cast where it arrives.
+_JSON = "CAST(CAST({} AS text) AS jsonb)"
 _CASTS = {
-    "target": "CAST(CAST({} AS text) AS jsonb)",
-    "payload": "CAST(CAST({} AS text) AS jsonb)",
-    "labels": "CAST(CAST({} AS text) AS jsonb)",
-    "run_at": "CAST(CAST({} AS text) AS timestamptz)",
-    "expires_at": "CAST(CAST({} AS text) AS timestamptz)",
+    **dict.fromkeys(("target", "payload", "labels"), _JSON),
+    **dict.fromkeys(("run_at", "expires_at"), "CAST(CAST({} AS text) AS timestamptz)"),
     "delay": "CAST(CAST({} AS text) AS interval)",
-    "queue": "CAST({} AS text)",
-    "name": "CAST({} AS text)",
-    "tenant": "CAST({} AS text)",
-    "priority": "CAST(CAST({} AS text) AS integer)",
-    "timeout": "CAST(CAST({} AS text) AS float8)",
-    "sla": "CAST(CAST({} AS text) AS float8)",
-    "max_attempts": "CAST(CAST({} AS text) AS integer)",
-    "retry_initial": "CAST(CAST({} AS text) AS float8)",
-    "tags": "ARRAY(SELECT jsonb_array_elements_text(CAST(CAST({} AS text) AS jsonb)))",
-    "concurrency_key": "CAST({} AS text)",
-    "concurrency_limit": "CAST(CAST({} AS text) AS integer)",
+    **dict.fromkeys(("queue", "name", "tenant", "concurrency_key"), "CAST({} AS text)"),
+    **dict.fromkeys(
+        ("priority", "max_attempts", "concurrency_limit"), "CAST(CAST({} AS text) AS integer)"
+    ),
+    **dict.fromkeys(("timeout", "sla", "retry_initial"), "CAST(CAST({} AS text) AS float8)"),
+    "tags": f"ARRAY(SELECT jsonb_array_elements_text({_JSON}))",
 }
 _PARTS = {
     "retry": {"max_attempts": "max_attempts", "initial": "retry_initial"},
@@ -50,8 +43,7 @@ _PARTS = {
 
 
 class Enqueue:
-    """A task that is to be created by a statement of yours. A role that may enqueue for several
-    tenants names one."""
+    """A task that your own statement creates. A role of several tenants names one of them."""
 
     def __init__(self, task: Mapping[str, Any], *, tenant: str | None = None) -> None:
         self._values = _flat(task)
@@ -79,8 +71,7 @@ class Enqueue:
 
 
 def _flat(task: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of the function, as texts; InvalidArguments for what it does not
-    take."""
+    """Return the function's arguments as texts; InvalidArguments for what it does not take."""
     values: dict[str, str] = {}
     for field, value in task.items():
         if field in _PARTS:
@@ -89,7 +80,7 @@ def _flat(task: Mapping[str, Any]) -> dict[str, str]:
                     raise InvalidArguments(f"{FUNCTION} takes no {field}.{part}")
                 values[_PARTS[field][part]] = _text(inner)
         elif field in _CASTS:
-            values[field] = _interval(value) if field == "delay" else _text(value, field)
+            values[field] = _text(value, field)
         else:
             raise InvalidArguments(f"{FUNCTION} takes no {field}")
     return values
@@ -99,9 +90,6 @@ def _text(value: Any, field: str = "") -> str:
     if field in ("target", "payload", "labels") or isinstance(value, list | tuple | msgspec.Raw):
         return encode(value).decode()
     plain = to_builtins(value)
-    return plain if isinstance(plain, str) else str(plain)
-
-
-def _interval(value: Any) -> str:
-    plain = to_builtins(value)
-    return plain if isinstance(plain, str) else f"{plain} seconds"
+    if isinstance(plain, str):
+        return plain
+    return f"{plain} seconds" if field == "delay" else str(plain)

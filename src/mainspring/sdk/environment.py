@@ -1,19 +1,18 @@
-"""Address of the API, and the credentials for it, for programs that do not name them.
+"""Address of the API and its credentials, from arguments or from the environment.
 
-The same variables as the command line reads, without its dependencies, each also as the name of a
-file in …_FILE. HTTP_PROXY and its like are not read: they are set for other programs, and a key
-goes nowhere that nobody named for it.
+The variables are those of the command line, each also as the name of a file in …_FILE. HTTP_PROXY
+and its like are not read: they are set for other programs, and would see the key.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from mainspring.errors import ConfigError
-from mainspring.sdk.proxy import Proxy
+from mainspring.sdk.http1 import Proxy
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 _VARIABLES = {
@@ -44,9 +43,8 @@ class AddressFields(ConnectionFields, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of the API, the key to it, and how it is reached: through a proxy, whose URL may hold
-    a password; over https with PEM files of the authorities to trust, of a client certificate, and
-    of its key if that is in another file."""
+    """Address of the API, its key, a proxy (the URL may hold a password), and PEM files for https:
+    authorities to trust, a client certificate, and its key if that is in another file."""
 
     url: str
     api_key: str = field(repr=False)
@@ -54,9 +52,6 @@ class Address:
     proxy: str | None = field(default=None, repr=False)
     client_cert: str | None = None
     client_key: str | None = None
-
-    def as_fields(self) -> AddressFields:
-        return cast(AddressFields, asdict(self))
 
 
 def address(**given: Unpack[AddressFields]) -> Address:

@@ -122,8 +122,7 @@ class TaskFunction(Generic[P, R]):
         return self.function(*given.args, **given.kwargs)
 
     def with_options(self, **changes: Any) -> "TaskFunction[P, R]":
-        """Return the same function with other options:
-        `send_mail.with_options(priority=9).delay(…)`."""
+        """Return it with other options: `send_mail.with_options(priority=9).delay(…)`."""
         return TaskFunction(self.app, self.function, self.name, replace(self.options, **changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -131,12 +130,10 @@ class TaskFunction(Generic[P, R]):
         return self._prepared(args, kwargs)
 
     def as_step(self) -> dict[str, Any]:
-        """Return what a step of a workflow needs to call it: see `Workflow.step`."""
+        """Return the fields of a workflow step that calls it, which the step may override."""
         if self.options.expires_at is not None:
             raise InvalidArguments(f"{self.name}: a step of a workflow has no expires_at")
         return {"handler": self.name, **self.options.fields(self.name)}
-
-    # Now -------------------------------------------------------------------------------------
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """Let a worker call it as soon as one is free."""
@@ -145,8 +142,6 @@ class TaskFunction(Generic[P, R]):
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Task":
         """`delay` for async code."""
         return await self.app.async_client.tasks.create(**self._prepared(args, kwargs))
-
-    # Later, or again and again ---------------------------------------------------------------
 
     def schedule(
         self,
@@ -158,12 +153,11 @@ class TaskFunction(Generic[P, R]):
         schedule_name: str | None = None,
         **kwargs: Any,
     ) -> "Task | Schedule":
-        """Let a worker call it at a time, after a delay, or by a cron expression. The last makes a
-        schedule of this name (else the task's), or changes the one that there is."""
-        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
-        if isinstance(wanted, Periodic):
-            return self.app.client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        return self.app.client.tasks.create(**wanted)
+        """Let a worker call it at a time, after a delay, or by a cron expression: that creates or
+        changes the schedule of this name (by default the task's)."""
+        create = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        made: Task | Schedule = create(self.app.client)
+        return made
 
     async def aschedule(
         self,
@@ -176,13 +170,9 @@ class TaskFunction(Generic[P, R]):
         **kwargs: Any,
     ) -> "Task | Schedule":
         """`schedule` for async code."""
-        wanted = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
-        client = self.app.async_client
-        if isinstance(wanted, Periodic):
-            return await client.schedules.put(wanted.name, wanted.template(), **wanted.timing)
-        return await client.tasks.create(**wanted)
-
-    # As in Celery ----------------------------------------------------------------------------
+        create = self._timed(args, kwargs, at, delay, cron, timezone, schedule_name)
+        made: Task | Schedule = await create(self.app.async_client)
+        return made
 
     def apply_async(
         self,
@@ -203,8 +193,6 @@ class TaskFunction(Generic[P, R]):
         wanted = chosen._prepared(tuple(args), kwargs or {}, run_at=eta, delay=countdown)
         return self.app.client.tasks.create(**wanted, idempotency_key=task_id)
 
-    # Details ---------------------------------------------------------------------------------
-
     def _prepared(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **times: Any
     ) -> dict[str, Any]:
@@ -223,15 +211,19 @@ class TaskFunction(Generic[P, R]):
         cron: str | None,
         timezone: str | None,
         name: str | None,
-    ) -> Periodic | dict[str, Any]:
-        """Return the schedule to make or, without a cron expression, the task."""
+    ) -> Callable[[Any], Any]:
+        """Return how a client creates the task or, with a cron expression, the schedule."""
         if cron is None:
-            _only_with_cron(timezone=timezone, schedule_name=name)
-            return self._prepared(args, kwargs, run_at=at, delay=delay)
+            for field, value in {"timezone": timezone, "schedule_name": name}.items():
+                if value is not None:
+                    raise InvalidArguments(f"{field} goes with cron; a time has its offset with it")
+            task = self._prepared(args, kwargs, run_at=at, delay=delay)
+            return lambda client: client.tasks.create(**task)
         if at is not None or delay is not None:
             raise InvalidArguments("give one of at, delay and cron")
         timing = {"cron": cron, "timezone": timezone or "UTC"}
-        return self.recurring(name or self.name, args, kwargs, timing)
+        made = self.recurring(name or self.name, args, kwargs, timing)
+        return lambda client: client.schedules.put(made.name, made.template(), **timing)
 
     def recurring(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timing: Mapping[str, Any]
@@ -239,9 +231,3 @@ class TaskFunction(Generic[P, R]):
         """Return a schedule of this name that calls it with these arguments."""
         payload = self.signature.pack(args, kwargs)
         return Periodic(name, self.name, self.options.fields(self.name), payload, timing)
-
-
-def _only_with_cron(**given: str | None) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidArguments(f"{name} goes with cron; a time has its offset with it")

@@ -1,11 +1,12 @@
-"""HTTP/1.1 for the SDK: requests as bytes, and a reader of responses that is fed with bytes.
+"""HTTP/1.1 for both transports of the SDK: requests as bytes, and readers that are fed with bytes.
 
-Both transports use it. httptools, which the server brings along, does the parsing.
+A proxy is passed by a tunnel (CONNECT), also for plain HTTP: so there is one way to send a request.
 """
 
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httptools
 
@@ -86,8 +87,8 @@ class ResponseReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; none of them mean the end of the connection. Raise EOFError where
-        that comes too soon, and OSError for what is not HTTP, or too much of it."""
+        """Take the next bytes. Raise EOFError for none (the connection was closed too soon),
+        OSError for what is not HTTP or too large."""
         if not data:
             raise EOFError("the connection was closed before the answer was complete")
         try:
@@ -115,3 +116,49 @@ class ResponseReader:
         # An interim response (1xx) is followed by the real one.
         self.done = self._status >= 200
         self.reusable = self.done and bool(self._parser.should_keep_alive())
+
+
+class Proxy(NamedTuple):
+    """Address of a proxy, and the credentials it requires."""
+
+    host: str
+    port: int
+    credentials: str | None
+
+    @classmethod
+    def of(cls, url: str) -> "Proxy":
+        """Parse `http://host:port` or `http://user:password@host:port`; errors do not repeat it."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme != "http" or not parts.hostname or not port:
+            raise ValueError("write it as http://host:port or http://user:password@host:port")
+        credentials = None
+        if parts.username is not None:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            credentials = b64encode(login.encode()).decode("ascii")
+        return cls(parts.hostname, port, credentials)
+
+    def connect_request(self, origin: Origin) -> bytes:
+        """Return the request for a tunnel to an origin."""
+        headers = {}
+        if self.credentials is not None:
+            headers["Proxy-Authorization"] = f"Basic {self.credentials}"
+        return encode_head("CONNECT", origin.authority, origin, headers)
+
+
+class TunnelReader(ResponseReader):
+    """The proxy's response to CONNECT. All bytes after its headers belong to the tunnel."""
+
+    def check(self) -> None:
+        """Raise OSError unless the tunnel is open."""
+        status = self.response().status
+        if not 200 <= status < 300:
+            why = "it wants a user and a password that it knows" if status == 407 else "see its log"
+            raise OSError(f"the proxy opened no tunnel: it answered {status} ({why})")
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.done = self.response().status >= 200

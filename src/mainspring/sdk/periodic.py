@@ -1,8 +1,8 @@
 """Periodic tasks: the schedules that an app declares, brought in line with those on the server.
 
-Many workers may start at once: a name is unique, a definition carries its digest, and whoever comes
-second finds it as it should be. An app touches only schedules that carry its own name; and of two
-versions of it the newer one decides, whichever starts last.
+Many workers may start at once: a name is unique, a definition has its digest as a label, and the
+second worker finds nothing to change. An app changes only schedules that are labelled with its own
+name; and of two versions of it the newer one decides, whichever starts last.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from mainspring.errors import NotFound, PreconditionFailed
-from mainspring.sdk.schedule_labels import OWNER, VERSION, labels_of, version_in
-from mainspring.sdk.targets import handler
+from mainspring.sdk.targets import OWNER, VERSION, handler, labels_of, version_in
 
 if TYPE_CHECKING:
     from mainspring.sdk.client import AsyncClient
     from mainspring.sdk.resources.schedules import Schedule
-
-_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The result of `sync`: the schedules in place and those removed; or the newer version that
-    they were left to."""
+    """The result of `sync`: schedules in place and removed, or the newer version that decides."""
 
     names: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -71,7 +67,7 @@ class Periodic:
 
 async def sync(client: "AsyncClient", owner: Owner, declared: list[Periodic]) -> Synced:
     """Create, change and remove the schedules of an app, unless a newer version of it did."""
-    own = [found async for found in client.schedules.list(limit=_PAGE) if owner.has(found)]
+    own = [found async for found in client.schedules.list(limit=1000) if owner.has(found)]
     newest = max((version_in(labels_of(found.task)) for found in own), default=0)
     if newest > owner.version:
         return Synced(newer=newest)

@@ -1,17 +1,24 @@
-"""Targets and fields of tasks and schedules, as a caller writes them."""
+"""Targets, fields and labels of tasks and schedules, as a caller writes them."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 from uuid import UUID
 
-from mainspring.sdk.encoding import present, with_offset
+from mainspring.sdk.encoding import present, with_offsets
 
 Target = Mapping[str, Any]
 Duration = float | timedelta | str
 """Seconds, a timedelta, or ISO 8601 such as PT15M."""
 Moment = datetime | str
 """A time with an offset."""
+
+DEFINITION = "mainspring-definition"
+"""The label with the digest of a definition, by which `put` finds it unchanged."""
+OWNER = "mainspring-app"
+"""The label that says which app declares a schedule."""
+VERSION = "mainspring-app-version"
+"""The label that says which version of the app declared it last."""
 
 
 class Retry(TypedDict, total=False):
@@ -161,7 +168,15 @@ def described(target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
     wanted = present(**fields)
     if "payload" in fields:
         wanted["payload"] = fields["payload"]
-    for name in ("run_at", "expires_at", "start_at", "end_at"):
-        if name in wanted:
-            wanted[name] = with_offset(wanted[name])
-    return {"target": target, **wanted}
+    return {"target": target, **with_offsets(wanted)}
+
+
+def labels_of(task: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Return the labels of the tasks that a schedule makes."""
+    return (task or {}).get("labels") or {}
+
+
+def version_in(labels: Mapping[str, str]) -> int:
+    """Return the version of an app; 0, older than any, where there is none."""
+    text = labels.get(VERSION, "")
+    return int(text) if text.isdecimal() else 0

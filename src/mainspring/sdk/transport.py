@@ -1,5 +1,4 @@
-"""The two transports of the SDK: one for event loops, and one that blocks. They keep connections
-and use them again.
+"""The two transports of the SDK, one for event loops and one that blocks. Both reuse connections.
 
 No redirect is ever followed: a key is for the address the user named, and for no other.
 """
@@ -9,13 +8,21 @@ import contextlib
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from mainspring.clock import monotonic
 from mainspring.errors import ConfigError, Distrusted, Unreachable
 from mainspring.sdk.environment import Address
-from mainspring.sdk.http1 import Origin, Request, Response, ResponseReader, encode_request
-from mainspring.sdk.proxy import Proxy, TunnelReader
+from mainspring.sdk.http1 import (
+    Origin,
+    Proxy,
+    Request,
+    Response,
+    ResponseReader,
+    TunnelReader,
+    encode_request,
+)
 
 _CHUNK = 2**18
 _MAX_IDLE = 16
@@ -35,8 +42,7 @@ class Transport(Protocol):
 
 
 def tls_context(address: Address) -> ssl.SSLContext | None:
-    """Return how the server's certificate is checked, and which one is shown to it; None for plain
-    HTTP. Raise ConfigError for files that cannot be used."""
+    """Return the context of TLS; None for plain HTTP. Raise ConfigError for unusable files."""
     if not Origin.of(address.url).tls:
         return None
     setting = "api_ca"
@@ -61,17 +67,21 @@ class _HttpTransport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._origin = Origin.of(address.url)
+        self.origin = Origin.of(address.url)
         self._proxy = None if address.proxy is None else Proxy.of(address.proxy)
         self._tls = tls_context(address)
         self._answered = False
 
-    def _response(self, reader: ResponseReader) -> Response:
-        self._answered = True
-        return reader.response()
-
-    def _timed_out(self, within: float) -> Unreachable:
-        return Unreachable(f"{self._address.url} did not answer within {within:.3g} s")
+    @contextlib.contextmanager
+    def _failures(self, within: float) -> Iterator[None]:
+        """Raise Unreachable for what goes wrong on the way to the server and back."""
+        try:
+            yield
+        except TimeoutError:
+            url = self._address.url
+            raise Unreachable(f"{url} did not answer within {within:.3g} s") from None
+        except (OSError, EOFError) as problem:
+            raise self._failed(problem) from problem
 
     def _failed(self, problem: Exception) -> Unreachable:
         url = self._address.url
@@ -85,8 +95,8 @@ class _HttpTransport:
         return Unreachable(f"{url} cannot be reached: {said}{self._hint(problem)}")
 
     def _hint(self, problem: Exception) -> str:
-        """Return what to look at when TLS fails after our check of the server. Many servers, ours
-        among them, just close the connection when they miss a certificate."""
+        """Return what to look at when TLS fails after our check of the server's certificate. Many
+        servers, ours too, just close the connection when they miss the client's."""
         refused = isinstance(problem, ssl.SSLError) and "ALERT" in (problem.reason or "")
         if self._tls is None or self._answered or not (refused or isinstance(problem, _CUT_OFF)):
             return ""
@@ -109,14 +119,10 @@ class AsyncTransport(_HttpTransport):
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encode_request(self._origin, request)
-        try:
+        data = encode_request(self.origin, request)
+        with self._failures(within):
             async with asyncio.timeout(within):
                 return await self._exchange(data)
-        except TimeoutError:
-            raise self._timed_out(within) from None
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -134,12 +140,13 @@ class AsyncTransport(_HttpTransport):
             writer.close()
             raise
         if writer.transport.get_write_buffer_size():
-            writer.transport.abort()  # answered before all was sent: nobody wants the rest
+            writer.transport.abort()  # answered before all was sent: drop the rest
         elif reader.reusable and len(self._idle) < _MAX_IDLE:
             self._idle.append((stream, writer))
         else:
             writer.close()
-        return self._response(reader)
+        self._answered = True
+        return reader.response()
 
     async def _read_response(
         self,
@@ -164,19 +171,19 @@ class AsyncTransport(_HttpTransport):
             writer.close()
         if self._proxy is not None:
             return await self._tunnel(self._proxy)
-        name = self._origin.host if self._tls else None
+        name = self.origin.host if self._tls else None
         return await asyncio.open_connection(
-            self._origin.host, self._origin.port, ssl=self._tls, server_hostname=name, limit=_CHUNK
+            self.origin.host, self.origin.port, ssl=self._tls, server_hostname=name, limit=_CHUNK
         )
 
     async def _tunnel(self, proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         stream, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_CHUNK)
         try:
             reader = TunnelReader()
-            await self._read_response(stream, writer, proxy.connect_request(self._origin), reader)
+            await self._read_response(stream, writer, proxy.connect_request(self.origin), reader)
             reader.check()
             if self._tls is not None:
-                await writer.start_tls(self._tls, server_hostname=self._origin.host)
+                await writer.start_tls(self._tls, server_hostname=self.origin.host)
         except BaseException:
             writer.close()
             raise
@@ -193,24 +200,15 @@ class BlockingTransport(_HttpTransport):
         self._idle: list[socket.socket] = []
 
     async def send(self, request: Request, within: float) -> Response:
-        data = encode_request(self._origin, request)
+        data = encode_request(self.origin, request)
         deadline = monotonic() + within
-        try:
+        with self._failures(within):
             return self._exchange(data, deadline)
-        except TimeoutError:
-            raise self._timed_out(within) from None
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
 
     def connect(self, within: float) -> socket.socket:
         """Return a connection for a caller that writes and reads by itself."""
-        try:
+        with self._failures(within):
             return self._connection(monotonic() + within)
-        except (OSError, EOFError) as problem:
-            raise self._failed(problem) from problem
-
-    def encode(self, request: Request) -> bytes:
-        return encode_request(self._origin, request)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - it blocks, that is its purpose
@@ -231,7 +229,8 @@ class BlockingTransport(_HttpTransport):
             self._idle.append(connection)
         else:
             connection.close()
-        return self._response(reader)
+        self._answered = True
+        return reader.response()
 
     def _read_response(
         self, connection: socket.socket, data: bytes, reader: ResponseReader, deadline: float
@@ -246,24 +245,24 @@ class BlockingTransport(_HttpTransport):
 
     def _connection(self, deadline: float) -> socket.socket:
         while self._idle:
-            with contextlib.suppress(IndexError):  # another thread may have been quicker
+            with contextlib.suppress(IndexError):  # another thread took the last one
                 kept = self._idle.pop()
                 if _is_open(kept):
                     return kept
                 kept.close()
-        first = self._proxy or self._origin
+        first = self._proxy or self.origin
         plain = socket.create_connection((first.host, first.port), timeout=_left(deadline))
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._proxy is not None:
                 reader = TunnelReader()
-                request = self._proxy.connect_request(self._origin)
+                request = self._proxy.connect_request(self.origin)
                 self._read_response(plain, request, reader, deadline)
                 reader.check()
             if self._tls is None:
                 return plain
             plain.settimeout(_left(deadline))
-            return self._tls.wrap_socket(plain, server_hostname=self._origin.host)
+            return self._tls.wrap_socket(plain, server_hostname=self.origin.host)
         except BaseException:
             plain.close()
             raise

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 TOLERANCE = 300.0
 """Seconds by which a message may be older or newer than now: beyond that it may be a replay."""
 
-_PREFIX = "whsec_"
-
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float) -> bool:
     """Whether the message was signed with this secret, and lately. Header names in any case."""
@@ -29,7 +27,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float) -> 
         return False
     signed = f"{found.get('webhook-id', '')}.{timestamp}.".encode() + body
     try:
-        key = b64decode(secret.removeprefix(_PREFIX), validate=True)
+        key = b64decode(secret.removeprefix("whsec_"), validate=True)
     except ValueError:
         return False
     wanted = b"v1," + b64encode(hmac.digest(key, signed, "sha256"))

@@ -13,14 +13,14 @@
 
     flow.definition()   # the body of POST /v1/workflows
 
-A function becomes a step whose target is the handler of its name; who runs it is a worker that has
-a task of this name. Mistakes in the graph are found by the server, all of them at once.
+A function becomes a step whose target is the handler of its name; a worker with a task of this name
+runs it. Mistakes in the graph are found by the server, all of them at once.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, overload
 
 from mainspring.sdk.encoding import present
 
@@ -28,8 +28,8 @@ _PLAIN = re.compile(r"[\w-]+")
 
 
 class StepReference:
-    """A place in what a run knows: attributes and items lead further down. In a payload it stands
-    for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
+    """A reference to a value of a run; attributes and items refer to parts of it. In a payload it
+    stands for the value, in other texts (`f"{flow.input.day}.csv"`) for its text."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -62,7 +62,7 @@ INDEX = StepReference("index")
 
 
 class DeclaredStep:
-    """A step that was declared: other steps need it, and speak of its result."""
+    """A step that was declared: other steps may need it, and refer to its result."""
 
     def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
         self.id = name
@@ -81,17 +81,8 @@ class DeclaredStep:
 Needs = str | DeclaredStep | Iterable[str | DeclaredStep]
 
 
-@runtime_checkable
-class Declared(Protocol):
-    """A function that was declared with a name and options of its own, as a task is."""
-
-    def as_step(self) -> dict[str, Any]:
-        """Return the fields of a step that calls it, which the step may override."""
-        ...
-
-
 class Workflow:
-    """A workflow in the making."""
+    """A workflow to declare, step after step."""
 
     def __init__(
         self,
@@ -164,8 +155,8 @@ def _declared(function: Any) -> dict[str, Any]:
     """Return the fields of a step that calls a function."""
     if isinstance(function, DeclaredStep):
         raise TypeError(f"{function.id!r} is a step already: give its function itself")
-    if isinstance(function, Declared):
-        return function.as_step()
+    if hasattr(function, "as_step"):  # a task: it has a name and options of its own
+        return dict(function.as_step())
     name = getattr(function, "__name__", None)
     if not callable(function) or name is None:
         raise TypeError(f"{function!r} is no function with a name: a step takes one, or a target")
@@ -186,8 +177,7 @@ def _target(name: str, fields: dict[str, Any]) -> Any:
             return {"type": "handler", "name": value}
         case "command":
             return {"type": "command", "argv": list(value)}
-        case _:
-            return value
+    return value
 
 
 def _names(needs: Needs) -> list[str]:

@@ -1,14 +1,13 @@
-"""Handlers inline: the same way in and out as in a worker, without a worker."""
+"""Handlers inline: called with decoded arguments, and judged, as in a worker."""
 
 import asyncio
-import contextvars
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
 
-from mainspring.sdk.context import Context, HandlerLogLine, entered
+from mainspring.sdk.context import Context, HandlerLogLine, variables_with
 from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
 from mainspring.testing.memory import MemoryApi
@@ -34,10 +33,9 @@ class Ran:
 
 @dataclass
 class Trial:
-    """Runs a handler once. Executions of one Trial belong to one task, and share its effect log.
+    """Runs a handler: `assert Trial(attempt=2).run(send_mail, "ann@example.com").succeeded`.
 
-    ran = Trial(attempt=2).run(send_mail, "ann@example.com")
-    assert ran.succeeded
+    Executions of one Trial belong to one task, and share its effect log.
     """
 
     attempt: int = 1
@@ -64,7 +62,7 @@ class Trial:
         )
         if self.cancelled:
             context.cancel()
-        verdict = contextvars.copy_context().run(_call, function, payload, context)
+        verdict = variables_with(context).run(_call, function, payload, context)
         return Ran(
             verdict.status,
             None if verdict.result is None else msgspec.json.decode(verdict.result),
@@ -78,7 +76,6 @@ class Trial:
 
 
 def _call(function: TaskFunction[..., Any], payload: bytes, context: Context) -> ReportedOutcome:
-    entered(context)
     try:
         call = function.signature.unpack(payload, context)
         value: Any = function.function(*call.args, **call.kwargs)

@@ -1,7 +1,7 @@
 """Schedules in virtual time: the same rules as on a server, over definitions in memory."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,18 +12,16 @@ from mainspring.clock import utc
 from mainspring.domain.schedules import misfire
 from mainspring.domain.schedules.definition import (
     ScheduleDefinition,
-    Timetable,
     spread_of,
     timetable,
 )
-from mainspring.domain.schedules.misfire import BacklogDecision, Ruling
+from mainspring.domain.schedules.misfire import BacklogDecision
 from mainspring.domain.schedules.policies import Misfire
 from mainspring.domain.schedules.template import Values, expand
 from mainspring.domain.schedules.zones import DstPolicy
 from mainspring.errors import Conflict, InvalidRequest, NotFound, Problem
 from mainspring.testing.tasks import in_seconds
 
-_TIMES = ("start_at", "end_at")
 _PLAIN = (
     *("cron", "interval", "rrule", "timezone", "max_runs", "jitter", "spread"),
     *("overlap", "max_running", "stop_on_410"),
@@ -41,16 +39,10 @@ class VirtualSchedule:
     decided_to: float
     next: float | None
     runs: int = 0
-    paused: bool = False
-    occurrences: list[Ruling] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return str(self.body["name"])
-
-    @property
-    def table(self) -> Timetable:
-        return timetable(self.definition)
 
     @property
     def offset(self) -> float:
@@ -58,17 +50,14 @@ class VirtualSchedule:
 
     def shown(self) -> dict[str, Any]:
         """Return it as the API shows it."""
-        state = "paused" if self.paused else "ended" if self.next is None else "active"
-        following = None if self.next is None else utc(self.next)
-        made = utc(self.made)
         return {
             **self.body,
             "id": self.id,
-            "state": state,
+            "state": "ended" if self.next is None else "active",
             "runs": self.runs,
-            "next_run_at": following,
-            "created_at": made,
-            "updated_at": made,
+            "next_run_at": None if self.next is None else utc(self.next),
+            "created_at": utc(self.made),
+            "updated_at": utc(self.made),
         }
 
     def decide(self, now: float, unfinished: int) -> BacklogDecision:
@@ -76,7 +65,7 @@ class VirtualSchedule:
         assert self.next is not None
         verdict, self.decided_to, self.next = misfire.decide_due(
             self.definition,
-            self.table,
+            timetable(self.definition),
             first=self.next,
             decided_to=self.decided_to,
             now=now - self.offset,
@@ -84,7 +73,6 @@ class VirtualSchedule:
             runs=self.runs,
         )
         self.runs += len(verdict.fired)
-        self.occurrences.extend(verdict.rulings)
         return verdict
 
     def payload_at(self, nominal: float, number: int) -> bytes:
@@ -97,24 +85,24 @@ class VirtualSchedule:
 class VirtualSchedules:
     """All schedules of a virtual world, and the routes that make them."""
 
-    def __init__(self, now: Callable[[], float], make_id: Callable[[], UUID]) -> None:
+    def __init__(
+        self, now: Callable[[], float], make_id: Callable[[], UUID], changed: Callable[[], None]
+    ) -> None:
         self._now = now
         self._make_id = make_id
+        self._changed = changed
         self.found: dict[UUID, VirtualSchedule] = {}
-        self.changed: Callable[[], None] = lambda: None
 
     def next_at(self) -> float | None:
         """Return when the next schedule is due."""
-        times = [s.next + s.offset for s in self.found.values() if s.next and not s.paused]
+        times = [s.next + s.offset for s in self.found.values() if s.next]
         return min(times, default=None)
 
     def due(self, now: float) -> list[VirtualSchedule]:
         return [
             schedule
             for schedule in self.found.values()
-            if not schedule.paused
-            and schedule.next is not None
-            and schedule.next + schedule.offset <= now
+            if schedule.next is not None and schedule.next + schedule.offset <= now
         ]
 
     # Routes ----------------------------------------------------------------------------------
@@ -124,7 +112,7 @@ class VirtualSchedules:
             raise Conflict(f"there is a schedule {body['name']!r} already")
         made = self._built(self._make_id(), body)
         self.found[made.id] = made
-        self.changed()
+        self._changed()
         return 201, made.shown()
 
     def page(self, query: Mapping[str, str]) -> tuple[int, object]:
@@ -140,7 +128,7 @@ class VirtualSchedules:
         new = self._built(old.id, body)
         new.runs = old.runs
         self.found[old.id] = new
-        self.changed()
+        self._changed()
         return 200, new.shown()
 
     def delete(self, schedule_id: str) -> tuple[int, object]:
@@ -169,7 +157,9 @@ class VirtualSchedules:
 def _definition(body: Mapping[str, Any], now: float) -> ScheduleDefinition:
     given: dict[str, Any] = {name: body[name] for name in _PLAIN if body.get(name) is not None}
     times: dict[str, Any] = {
-        name: _seconds(body[name]) for name in _TIMES if body.get(name) is not None
+        name: datetime.fromisoformat(body[name]).timestamp()
+        for name in ("start_at", "end_at")
+        if body.get(name) is not None
     }
     if sum(body.get(kind) is not None for kind in ("cron", "interval", "rrule")) != 1:
         raise ValueError("exactly one of cron, interval and rrule has to be given")
@@ -181,7 +171,3 @@ def _definition(body: Mapping[str, Any], now: float) -> ScheduleDefinition:
         dst=DstPolicy(**body.get("dst", {})),
         exclude=tuple(str(day) for day in body.get("exclude", ())),
     )
-
-
-def _seconds(moment: str) -> float:
-    return datetime.fromisoformat(moment).timestamp()

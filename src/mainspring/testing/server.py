@@ -1,6 +1,6 @@
 """A whole Mainspring for tests: `mainspring dev` in a process of its own, on a free port."""
 
-import contextlib
+import os
 import secrets
 import subprocess
 import sys
@@ -17,10 +17,53 @@ from mainspring.sdk.environment import Address, child_environment
 
 _START_WITHIN = 60.0
 _STOP_WITHIN = 20.0
-_MARK = "API       "
 
 
-class MainspringServer:
+class _Process:
+    """A `mainspring` command in a process of its own, with its output in a file."""
+
+    process: "subprocess.Popen[bytes]"
+    _log: Path
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _run(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        ready: Callable[[], bool],
+        cwd: str | Path | None = None,
+    ) -> None:
+        """Start the command, and wait until it is ready."""
+        command = [sys.executable, "-m", "mainspring", *arguments]
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=cwd,
+            )
+        deadline = monotonic() + _START_WITHIN
+        while not ready():
+            if self.process.poll() is not None or monotonic() > deadline:
+                self.process.kill()
+                what = "the worker" if arguments[0] == "worker" else "Mainspring"
+                raise ServerError(f"{what} did not start:\n{self.said()[-4000:]}")
+            time.sleep(0.02)
+
+    def _end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class MainspringServer(_Process):
     """Started by `with`, or by the fixture `mainspring_server`; gone at its end, its data too."""
 
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
@@ -28,7 +71,6 @@ class MainspringServer:
         self.url = ""
         self._settings = {k.upper(): str(v) for k, v in (settings or {}).items()}
         self._directory = tempfile.TemporaryDirectory(prefix="mainspring-server-")
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> Address:
@@ -46,9 +88,6 @@ class MainspringServer:
         """Run `mainspring worker` against it; use it with `with`."""
         return WorkerProcess(self, app, options, cwd)
 
-    def said(self) -> str:
-        return self._log.read_text(errors="replace")
-
     def start(self) -> Self:
         home = Path(self._directory.name)
         home.chmod(0o711)  # under root its PostgreSQL may run as another user
@@ -57,18 +96,17 @@ class MainspringServer:
         environment = {**child_environment(Address("", self.api_key)), **named}
         environment.pop("MAINSPRING_URL")
         command = ["dev", "--port", "0", "--data", str(home / "data")]
-        self._process = _start(self._log, command, environment)
-        _until(self._listens, self._process, self._log, "Mainspring")
+        self._run(command, environment, self._listens)
         return self
 
     def stop(self) -> None:
-        if self._process is not None:
-            _stop(self._process)
+        if hasattr(self, "process"):
+            self._end()
         self._directory.cleanup()
 
     def _listens(self) -> bool:
         for line in self.said().splitlines():
-            if line.strip().startswith(_MARK.strip()) and "http" in line:
+            if line.strip().startswith("API") and "http" in line:
                 self.url = line.split()[-1]
                 return True
         return False
@@ -80,7 +118,7 @@ class MainspringServer:
         self.stop()
 
 
-class WorkerProcess:
+class WorkerProcess(_Process):
     """`mainspring worker` in a process of its own; it is taking tasks when `with` begins."""
 
     def __init__(
@@ -92,50 +130,14 @@ class WorkerProcess:
 
     def __enter__(self) -> Self:
         handle, name = tempfile.mkstemp(prefix="mainspring-worker-", suffix=".log")
-        with open(handle, "wb"):
-            self._log = Path(name)
-        self.process = _start(self._log, self._arguments, self._server.environment, self._cwd)
-        _until(lambda: "takes tasks from" in self.said(), self.process, self._log, "the worker")
+        os.close(handle)
+        self._log = Path(name)
+        self._run(self._arguments, self._server.environment, self._takes_tasks, self._cwd)
         return self
 
-    def said(self) -> str:
-        return self._log.read_text(errors="replace")
+    def _takes_tasks(self) -> bool:
+        return "takes tasks from" in self.said()
 
     def __exit__(self, *_raised: object) -> None:
-        _stop(self.process)
+        self._end()
         self._log.unlink(missing_ok=True)
-
-
-def _start(
-    log: Path, arguments: list[str], environment: dict[str, str], cwd: str | Path | None = None
-) -> "subprocess.Popen[bytes]":
-    with log.open("wb") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mainspring", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=cwd,
-        )
-
-
-def _until(
-    reached: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, what: str
-) -> None:
-    deadline = monotonic() + _START_WITHIN
-    while not reached():
-        if process.poll() is not None or monotonic() > deadline:
-            process.kill()
-            said = log.read_text(errors="replace")
-            raise ServerError(f"{what} did not start:\n{said[-4000:]}")
-        time.sleep(0.02)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_WITHIN)
-        return
-    process.kill()
-    process.wait()

@@ -15,12 +15,11 @@ from mainspring.domain.outcome_rules import Finish, RetryLater
 from mainspring.domain.partitions import partition_of
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.rows import TaskRow
-from mainspring.domain.task import Target, TaskSpec
+from mainspring.domain.task import UNFINISHED, Target, TaskSpec
 from mainspring.domain.tenant import TenantLimits
 from mainspring.sdk.worker.outcomes import ReportedOutcome
 
 TENANT = 1
-_FINAL = frozenset({"completed", "failed", "cancelled", "expired"})
 _DURATIONS = frozenset(
     {"timeout", "sla", "jitter", "spread", "interval", "initial", "max_delay", "window"}
 )
@@ -83,7 +82,7 @@ class VirtualTask:
 
     @property
     def final(self) -> bool:
-        return self.state in _FINAL
+        return self.state not in UNFINISHED
 
     @property
     def spec(self) -> TaskSpec:

@@ -11,7 +11,7 @@ none of yours.
 """
 
 import asyncio
-import contextvars
+import selectors
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,17 +29,15 @@ from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.errors import NotFound
 from mainspring.sdk.app import App
-from mainspring.sdk.context import Context, HandlerLogLine, entered
+from mainspring.sdk.context import Context, HandlerLogLine, variables_with
 from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import ReportedOutcome, failed, failure, success
-from mainspring.testing.loop import VirtualLoop
 from mainspring.testing.memory import MemoryApi
 from mainspring.testing.schedules import VirtualSchedules
 from mainspring.testing.tasks import TENANT, VirtualTask, in_seconds
 
 _FOR_EVER = 1e15
 _MANY = 2**31
-_QUIET = 20
 _CLIENTS = ("client", "async_client")
 _INSTANT = 1e-6
 
@@ -82,8 +80,7 @@ class VirtualTime:
         self._ids = TaskIds(Random(seed))
         self._loop = VirtualLoop(self.start.timestamp())
         self._engine = Engine(EngineSettings(lease=_FOR_EVER, stream_cap=_MANY, tenant_cap=_MANY))
-        self._schedules = VirtualSchedules(self._loop.clock, self._new_id)
-        self._schedules.changed = self._request_step
+        self._schedules = VirtualSchedules(self._loop.clock, self._new_id, self._request_step)
         self._step_requested = False
         self._alarm: asyncio.TimerHandle | None = None
         self._running: dict[UUID, asyncio.Task[Any]] = {}
@@ -135,17 +132,11 @@ class VirtualTime:
         while (left := target - self._loop.clock()) > 0:  # noqa: ASYNC110 - time moves meanwhile
             await asyncio.sleep(left)
         quiet = 0
-        while (
-            quiet < _QUIET
-        ):  # what is due at this very moment still runs, and what follows from it
+        while quiet < 20:  # what is due at this very moment still runs, and what follows from it
             before = (self._step_requested, len(self.runs), len(self._running))
             await asyncio.sleep(0)
             still = before == (self._step_requested, len(self.runs), len(self._running))
             quiet = quiet + 1 if still and not self._step_requested else 0
-
-    def _next_wake(self) -> float | None:
-        known = (self._engine.next_wake(), self._schedules.next_at())
-        return min((at for at in known if at is not None), default=None)
 
     # The way of a task -----------------------------------------------------------------------
 
@@ -173,8 +164,9 @@ class VirtualTime:
     def _set_alarm(self, now: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        wake = self._next_wake()
-        if wake is not None and wake - now < _FOR_EVER / 10:
+        wakes = (self._engine.next_wake(), self._schedules.next_at())
+        wake = min((at for at in wakes if at is not None), default=_FOR_EVER)
+        if wake - now < _FOR_EVER / 10:
             self._alarm = self._loop.call_later(max(_INSTANT, wake - now), self._request_step)
 
     def _fire(self, now: float) -> None:
@@ -186,20 +178,17 @@ class VirtualTime:
             for task in unfinished[: verdict.cancel]:
                 self._cancel(task)
             for number, nominal in enumerate(verdict.fired, before + 1):
-                body = {
-                    **schedule.body["task"],
-                    "payload": msgspec.Raw(schedule.payload_at(nominal, number)),
-                }
+                payload = msgspec.Raw(schedule.payload_at(nominal, number))
+                body = {**schedule.body["task"], "payload": payload}
                 self._add(body, nominal + schedule.offset, schedule.id, nominal)
 
     def _add(
         self, body: Mapping[str, Any], due: float, schedule: UUID | None, nominal: float | None
     ) -> VirtualTask:
-        task = VirtualTask(
-            self._new_id(), in_seconds(body), self._loop.clock(), due, schedule, nominal
-        )
+        now, fields = self._loop.clock(), in_seconds(body)
+        task = VirtualTask(self._new_id(), fields, now, due, schedule, nominal)
         self.tasks[task.id] = task
-        self._engine.update([task.row()], self._loop.clock())
+        self._engine.update([task.row()], now)
         self._request_step()
         return task
 
@@ -216,12 +205,9 @@ class VirtualTime:
             said=said.append,
             details=task.details(),
         )
-        around = contextvars.copy_context()
-        around.run(entered, context)
-        running = self._loop.create_task(
-            _run(function, task, context, execution.spec.timeout), context=around
-        )
-        self._running[task.id] = running
+        work = _run(function, task, context, execution.spec.timeout)
+        variables = variables_with(context)
+        running = self._running[task.id] = self._loop.create_task(work, context=variables)
         began = self.now
         running.add_done_callback(lambda done: self._ended(execution, began, done, said))
 
@@ -361,3 +347,36 @@ def _report(
         verdict.retryable,
         verdict.retry_after,
     )
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Nothing waits. Real input and output is looked at, but time does not wait for it."""
+
+    def __init__(self, start: float) -> None:
+        self._start = start
+        self._now = 0.0  # counted from the start: the seconds since 1970 are too coarse to add up
+        super().__init__(_Impatient(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def clock(self) -> float:
+        """Return the seconds since the epoch, in whole microseconds."""
+        return round(self._start + self._now, 6)
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Impatient(selectors.DefaultSelector):
+    """A selector that moves the clock instead of waiting."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._virtual = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        found: list[tuple[Any, int]] = super().select(0 if timeout is not None else 1.0)
+        if not found and timeout is not None and timeout > 0:
+            self._virtual.pass_time(timeout)
+        return found

@@ -1,16 +1,19 @@
-"""`client.keys` and `client.secrets` for admins, `client.tenants` for operators."""
+"""A tenant's limits, audit log, workers, keys and secrets; the tenants and the cluster."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from msgspec import field
+
 from mainspring.sdk.encoding import present
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.sync_async import F, both, each
 from mainspring.sdk.targets import Duration
-from mainspring.wire.admin import KeyOut, TenantOut
+from mainspring.wire.admin import AuditEntryOut, ClusterOut, KeyOut, LimitsOut, TenantOut
 from mainspring.wire.webhooks import EgressOut, NewSecretOut, RotatedOut
+from mainspring.wire.workers import WorkerOut
 
 
 class Key(KeyOut, kw_only=True):
@@ -38,7 +41,42 @@ class RotatedSecret(RotatedOut):
     previous: Secret
 
 
+class RegisteredWorker(WorkerOut, kw_only=True):
+    """A worker as the registry knows it. `about` is what it tells about itself."""
+
+    resources: Any = field(default_factory=dict)
+    about: Any = field(default_factory=dict)
+    statistics: Any = field(default_factory=dict)
+
+
 SecretList = list[Secret]
+
+
+class Installation(ApiResource[F]):
+    """The limits, the audit log and the workers of a tenant, and the cluster."""
+
+    @both
+    async def limits(self) -> LimitsOut:
+        """Return what this tenant may use, and what it uses now."""
+        return await self._call("GET", "/v1/limits", answer=LimitsOut)
+
+    @each
+    def audit(
+        self, *, action: str | None = None, actor: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[AuditEntryOut]:
+        """Yield the entries of the audit log, newest first."""
+        query = {"action": action, "actor": actor, "limit": limit}
+        return self._every("/v1/audit", Page[AuditEntryOut], query)
+
+    @each
+    def workers(self, *, limit: int | None = None) -> AsyncIterator[RegisteredWorker]:
+        """Yield the workers of this tenant, newest first."""
+        return self._every("/v1/workers", Page[RegisteredWorker], {"limit": limit})
+
+    @both
+    async def cluster(self) -> ClusterOut:
+        """Return the nodes, partitions and epochs: for operators."""
+        return await self._call("GET", "/v1/cluster", answer=ClusterOut)
 
 
 class Keys(ApiResource[F]):
@@ -64,10 +102,9 @@ class Keys(ApiResource[F]):
         return await self._call("GET", self._at(key_id), answer=Key)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Key]:
         """Yield all keys, newest first, revoked and expired ones too."""
-        async for key in self._every(self._path, Page[Key], {"limit": limit}):
-            yield key
+        return self._every(self._path, Page[Key], {"limit": limit})
 
     @both
     async def rotate(self, key_id: str, *, grace: Duration | None = None) -> Key:
@@ -136,10 +173,9 @@ class Tenants(ApiResource[F]):
         return await self._call("GET", self._at(tenant_id), answer=Tenant)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Tenant]:
         """Yield all tenants, newest first."""
-        async for tenant in self._every(self._path, Page[Tenant], {"limit": limit}):
-            yield tenant
+        return self._every(self._path, Page[Tenant], {"limit": limit})
 
     @both
     async def edit(self, tenant_id: int | str, /, **changes: Any) -> Tenant:

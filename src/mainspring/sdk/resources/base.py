@@ -1,6 +1,6 @@
 """The base of all resources: paths, lists page after page, and waiting for an end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -33,14 +33,14 @@ Ending = TypeVar("Ending", bound=Finishing)
 
 
 class Page(Struct, Generic[T]):
-    """Some items, and where the list goes on."""
+    """A page of a list, and the cursor of the next one."""
 
     items: list[T]
     next_cursor: str | None = None
 
 
 class ApiResource(Dual[F]):
-    """Some paths of the API: those that begin with `_path`."""
+    """The paths of the API that begin with `_path`."""
 
     _path: str
 
@@ -52,6 +52,9 @@ class ApiResource(Dual[F]):
     def _at(self, *parts: object) -> str:
         """Return the path of something, whatever its id holds."""
         return "/".join([self._path, *map(part, parts)])
+
+    async def _post(self, kind: type[T], *parts: object) -> T:
+        return await self._call("POST", self._at(*parts), answer=kind)
 
     async def _every(self, path: str, page: Any, query: Mapping[str, Any]) -> AsyncIterator[Any]:
         """Yield all items of a list, page after page; `limit` is the size of a page."""
@@ -65,17 +68,12 @@ class ApiResource(Dual[F]):
             if cursor is None:
                 return
 
-    async def _until_finished(
-        self,
-        read: Callable[[UUID | str], Awaitable[Ending]],
-        what: UUID | str,
-        within: float | None,
-    ) -> Ending:
+    async def _until_finished(self, path: str, kind: type[Ending], within: float | None) -> Ending:
         """Read it until it has ended, however it did."""
         deadline = None if within is None else monotonic() + within
         pause = _SOON
         while True:
-            found = await read(what)
+            found = await self._call("GET", path, answer=kind)
             if found.finished:
                 return found
             left = pause if deadline is None else min(pause, deadline - monotonic())

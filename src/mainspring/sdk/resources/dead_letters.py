@@ -26,10 +26,9 @@ class DeadLetters(ApiResource[F]):
     _path = "/v1/dead-letters"
 
     @each
-    async def list(self, **filter: Unpack[DeadLetterListFields]) -> AsyncIterator[DeadLetter]:
+    def list(self, **filter: Unpack[DeadLetterListFields]) -> AsyncIterator[DeadLetter]:
         """Yield all that match, newest first."""
-        async for letter in self._every(self._path, Page[DeadLetter], filter):
-            yield letter
+        return self._every(self._path, Page[DeadLetter], filter)
 
     @both
     async def groups(
@@ -47,7 +46,7 @@ class DeadLetters(ApiResource[F]):
     @both
     async def replay(self, letter_id: UUID | str) -> Task:
         """Make a new task of it; asking twice gives the same one."""
-        return await self._call("POST", self._at(letter_id, "replay"), answer=Task)
+        return await self._post(Task, letter_id, "replay")
 
     @both
     async def replay_all(
@@ -64,7 +63,7 @@ class DeadLetters(ApiResource[F]):
 
     @both
     async def archive(self, letter_id: UUID | str) -> DeadLetter:
-        return await self._call("POST", self._at(letter_id, "archive"), answer=DeadLetter)
+        return await self._post(DeadLetter, letter_id, "archive")
 
     @both
     async def delete(self, letter_id: UUID | str) -> None:

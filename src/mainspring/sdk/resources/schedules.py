@@ -9,12 +9,18 @@ from uuid import UUID
 from msgspec import field
 
 from mainspring.errors import Conflict, NotFound, PreconditionFailed
-from mainspring.sdk.encoding import encode, present, with_offset
+from mainspring.sdk.encoding import encode, present, with_offset, with_offsets
 from mainspring.sdk.resources.base import ApiResource, Page
 from mainspring.sdk.resources.tasks import Task
-from mainspring.sdk.schedule_labels import DEFINITION, OWNER, labels_of, version_in
 from mainspring.sdk.sync_async import F, both, each
-from mainspring.sdk.targets import ScheduleChanges, ScheduleFields
+from mainspring.sdk.targets import (
+    DEFINITION,
+    OWNER,
+    ScheduleChanges,
+    ScheduleFields,
+    labels_of,
+    version_in,
+)
 from mainspring.wire.schedules import (
     BackfilledOut,
     CalendarOut,
@@ -66,7 +72,7 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Create a schedule. `task` is a task without times: its target, payload and so on."""
-        body = {"name": name, "task": task, **_checked(fields)}
+        body = {"name": name, "task": task, **with_offsets(fields)}
         return await self._call("POST", self._path, body, answer=Schedule, key=idempotency_key)
 
     @both
@@ -82,10 +88,9 @@ class Schedules(ApiResource[F]):
     async def put(
         self, name: str, task: Mapping[str, Any], **fields: Unpack[ScheduleFields]
     ) -> Schedule:
-        """Make a schedule of this name, or give the one that there is this definition. Does nothing
-        where it is so already: many may call this at once, and again and again. What an app
-        declares is changed by that app alone, and not by an older version of it."""
-        body = {"name": name, "task": dict(task), **_checked(fields)}
+        """Create the schedule of this name, or replace its definition; many may call this at once.
+        What an app declares is changed by that app alone, and not by an older version of it."""
+        body = {"name": name, "task": dict(task), **with_offsets(fields)}
         digest = sha256(encode(body)).hexdigest()[:16]
         given = task.get("labels") or {}
         body["task"]["labels"] = {**given, DEFINITION: digest}
@@ -96,27 +101,27 @@ class Schedules(ApiResource[F]):
             try:
                 if found is None:
                     return await self._call("POST", self._path, body, answer=Schedule)
-                present = await self._call("GET", self._at(found.id), answer=Schedule)
+                path = self._at(found.id)
+                present = await self._call("GET", path, answer=Schedule)
                 labels = labels_of(present.task)
                 if labels.get(OWNER) == given.get(OWNER):
                     if version_in(labels) > version_in(given):
                         return present
                     return await self._call(
-                        "PUT", self._at(found.id), body, answer=Schedule, if_match=present.etag
+                        "PUT", path, body, answer=Schedule, if_match=present.etag
                     )
             except (Conflict, PreconditionFailed, NotFound):
-                continue  # somebody was quicker
+                continue  # it was changed meanwhile
             raise Conflict(_not_owned(name, labels.get(OWNER)))
         raise Conflict(f"others keep changing the schedule {name!r}")
 
     @each
-    async def list(
+    def list(
         self, *, name: str | None = None, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Schedule]:
         """Yield all that match, newest first."""
         query = {"name": name, "state": state, "limit": limit}
-        async for schedule in self._every(self._path, Page[Schedule], query):
-            yield schedule
+        return self._every(self._path, Page[Schedule], query)
 
     @both
     async def replace(
@@ -129,13 +134,8 @@ class Schedules(ApiResource[F]):
         **fields: Unpack[ScheduleFields],
     ) -> Schedule:
         """Replace the whole definition."""
-        return await self._call(
-            "PUT",
-            self._at(schedule_id),
-            {"name": name, "task": task, **_checked(fields)},
-            answer=Schedule,
-            if_match=if_match,
-        )
+        body, path = {"name": name, "task": task, **with_offsets(fields)}, self._at(schedule_id)
+        return await self._call("PUT", path, body, answer=Schedule, if_match=if_match)
 
     @both
     async def edit(
@@ -146,9 +146,8 @@ class Schedules(ApiResource[F]):
         **changes: Unpack[ScheduleChanges],
     ) -> Schedule:
         """Change the fields that are given."""
-        return await self._call(
-            "PATCH", self._at(schedule_id), _checked(changes), answer=Schedule, if_match=if_match
-        )
+        body, path = with_offsets(changes), self._at(schedule_id)
+        return await self._call("PATCH", path, body, answer=Schedule, if_match=if_match)
 
     @both
     async def delete(self, schedule_id: UUID | str, *, if_match: str | None = None) -> None:
@@ -156,16 +155,16 @@ class Schedules(ApiResource[F]):
 
     @both
     async def pause(self, schedule_id: UUID | str) -> Schedule:
-        return await self._call("POST", self._at(schedule_id, "pause"), answer=Schedule)
+        return await self._post(Schedule, schedule_id, "pause")
 
     @both
     async def resume(self, schedule_id: UUID | str) -> Schedule:
-        return await self._call("POST", self._at(schedule_id, "resume"), answer=Schedule)
+        return await self._post(Schedule, schedule_id, "resume")
 
     @both
     async def run(self, schedule_id: UUID | str) -> Task:
         """Create a task of it now, besides its timetable."""
-        return await self._call("POST", self._at(schedule_id, "run"), answer=Task)
+        return await self._post(Task, schedule_id, "run")
 
     @both
     async def backfill(
@@ -188,19 +187,20 @@ class Schedules(ApiResource[F]):
         return found.times
 
     @each
-    async def occurrences(
+    def occurrences(
         self, schedule_id: UUID | str, *, decision: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Occurrence]:
         """Yield the decisions about its times, newest first."""
         path = self._at(schedule_id, "occurrences")
         query = {"decision": decision, "limit": limit}
-        async for occurrence in self._every(path, Page[Occurrence], query):
-            yield occurrence
+        return self._every(path, Page[Occurrence], query)
 
     @both
     async def preview(self, **fields: Unpack[ScheduleFields]) -> PreviewOut:
         """Return when a schedule would run, without saving it."""
-        return await self._call("POST", self._at("preview"), _checked(fields), answer=PreviewOut)
+        return await self._call(
+            "POST", self._at("preview"), with_offsets(fields), answer=PreviewOut
+        )
 
     async def _named(self, name: str) -> Schedule | None:
         found = await self._call("GET", self._path, answer=Page[Schedule], query={"name": name})
@@ -222,18 +222,16 @@ class Calendars(ApiResource[F]):
         return await self._call("GET", self._at(name), answer=Calendar)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Calendar]:
         """Yield all calendars, by name."""
-        async for calendar in self._every(self._path, Page[Calendar], {"limit": limit}):
-            yield calendar
+        return self._every(self._path, Page[Calendar], {"limit": limit})
 
     @both
     async def replace(
         self, name: str, dates: Sequence[date | str], *, if_match: str | None = None
     ) -> Calendar:
-        return await self._call(
-            "PUT", self._at(name), {"dates": dates}, answer=Calendar, if_match=if_match
-        )
+        body, path = {"dates": dates}, self._at(name)
+        return await self._call("PUT", path, body, answer=Calendar, if_match=if_match)
 
     @both
     async def delete(self, name: str) -> None:
@@ -243,11 +241,3 @@ class Calendars(ApiResource[F]):
 def _not_owned(name: str, owner: str | None) -> str:
     whose = "was not declared by an app" if owner is None else f"belongs to the app {owner!r}"
     return f"the schedule {name!r} {whose}: choose another name, or delete it first"
-
-
-def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = dict(fields)
-    for name in ("start_at", "end_at"):
-        if wanted.get(name) is not None:
-            wanted[name] = with_offset(wanted[name])
-    return wanted

@@ -46,40 +46,32 @@ class Tasks(ApiResource[F]):
         self, target: Target, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> Task:
         """Create a task. Without `run_at` and `delay` it is due now."""
-        return await self._call(
-            "POST", self._path, described(target, fields), answer=Task, key=idempotency_key
-        )
+        body = described(target, fields)
+        return await self._call("POST", self._path, body, answer=Task, key=idempotency_key)
 
     @both
     async def create_many(
         self, tasks: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> TaskIds:
         """Create up to 10,000 tasks, all or none; each is what `create` would send."""
-        wanted = [dict(task) for task in tasks]
-        found = await self._call(
-            "POST", self._at("batch"), {"tasks": wanted}, answer=Ids, key=idempotency_key
-        )
+        body = {"tasks": [dict(task) for task in tasks]}
+        found = await self._call("POST", self._at("batch"), body, answer=Ids, key=idempotency_key)
         return found.ids
 
     @both
     async def get(self, task_id: UUID | str) -> Task:
-        return await self._get(task_id)
+        return await self._call("GET", self._at(task_id), answer=Task)
 
     @each
-    async def list(self, **filter: Unpack[TaskListFields]) -> AsyncIterator[Task]:
+    def list(self, **filter: Unpack[TaskListFields]) -> AsyncIterator[Task]:
         """Yield all that match, newest first; `limit` is the size of a page."""
-        async for task in self._every(self._path, Page[Task], filter):
-            yield task
+        return self._every(self._path, Page[Task], filter)
 
     @both
     async def executions(self, task_id: UUID | str, outcome: str | None = None) -> Executions:
         """Return its executions, oldest first."""
-        found = await self._call(
-            "GET",
-            self._at(task_id, "executions"),
-            answer=Page[ExecutionOut],
-            query={"outcome": outcome},
-        )
+        path, query = self._at(task_id, "executions"), {"outcome": outcome}
+        found = await self._call("GET", path, answer=Page[ExecutionOut], query=query)
         return found.items
 
     @both
@@ -88,10 +80,9 @@ class Tasks(ApiResource[F]):
         return await self._call("GET", self._at(task_id, "explain"), answer=ExplanationOut)
 
     @each
-    async def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
+    def logs(self, task_id: UUID | str) -> AsyncIterator[LogLineOut]:
         """Yield what its handler or command wrote, oldest first."""
-        async for line in self._every(self._at(task_id, "logs"), Page[LogLineOut], {}):
-            yield line
+        return self._every(self._at(task_id, "logs"), Page[LogLineOut], {})
 
     @both
     async def edit(
@@ -103,20 +94,20 @@ class Tasks(ApiResource[F]):
     @both
     async def cancel(self, task_id: UUID | str) -> Task:
         """End it; a running one is asked to stop."""
-        return await self._do(task_id, "cancel")
+        return await self._post(Task, task_id, "cancel")
 
     @both
     async def pause(self, task_id: UUID | str) -> Task:
-        return await self._do(task_id, "pause")
+        return await self._post(Task, task_id, "pause")
 
     @both
     async def resume(self, task_id: UUID | str) -> Task:
-        return await self._do(task_id, "resume")
+        return await self._post(Task, task_id, "resume")
 
     @both
     async def run(self, task_id: UUID | str) -> Task:
         """Make it due now."""
-        return await self._do(task_id, "run")
+        return await self._post(Task, task_id, "run")
 
     @both
     async def delete(self, task_id: UUID | str) -> None:
@@ -154,19 +145,13 @@ class Tasks(ApiResource[F]):
     @both
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> Task:
         """Return the task once it has ended, in any state; TaskUnfinished if that takes longer."""
-        return await self._until_finished(self._get, task_id, timeout)
+        return await self._until_finished(self._at(task_id), Task, timeout)
 
     @both
     async def result(self, task_id: UUID | str, timeout: float | None = None) -> Any:
         """Return what its handler returned; TaskNotCompleted if it ended in any other way."""
-        task = await self._until_finished(self._get, task_id, timeout)
+        task = await self._until_finished(self._at(task_id), Task, timeout)
         if task.state == "completed":
             return task.result
         said = task.error["message"] if task.error else "there is no error to tell of"
         raise TaskNotCompleted(f"task {task.id} is {task.state}: {said}", task.state, task.error)
-
-    async def _get(self, task_id: UUID | str) -> Task:
-        return await self._call("GET", self._at(task_id), answer=Task)
-
-    async def _do(self, task_id: UUID | str, verb: str) -> Task:
-        return await self._call("POST", self._at(task_id, verb), answer=Task)

@@ -63,10 +63,9 @@ class Workflows(ApiResource[F]):
         return await self._call("GET", self._at(name), answer=Definition, query=query)
 
     @each
-    async def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
+    def list(self, *, limit: int | None = None) -> AsyncIterator[WorkflowSummary]:
         """Yield the workflows, by name."""
-        async for found in self._every(self._path, Page[WorkflowSummary], {"limit": limit}):
-            yield found
+        return self._every(self._path, Page[WorkflowSummary], {"limit": limit})
 
     @both
     async def delete(self, name: str) -> None:
@@ -94,10 +93,10 @@ class WorkflowRuns(ApiResource[F]):
 
     @both
     async def get(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._get(run_id)
+        return await self._call("GET", self._at(run_id), answer=WorkflowRun)
 
     @each
-    async def list(
+    def list(
         self,
         *,
         workflow: str | None = None,
@@ -107,44 +106,37 @@ class WorkflowRuns(ApiResource[F]):
     ) -> AsyncIterator[WorkflowRun]:
         """Yield all that match, newest first, without their steps."""
         query = {"workflow": workflow, "state": state, "schedule_id": schedule_id, "limit": limit}
-        async for run in self._every(self._path, Page[WorkflowRun], query):
-            yield run
+        return self._every(self._path, Page[WorkflowRun], query)
 
     @both
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> WorkflowRun:
         """Return the run once it has ended, however it did; TaskUnfinished if that takes longer."""
-        return await self._until_finished(self._get, run_id, timeout)
+        return await self._until_finished(self._at(run_id), WorkflowRun, timeout)
 
     @both
     async def cancel(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._do(run_id, "cancel")
+        return await self._post(WorkflowRun, run_id, "cancel")
 
     @both
     async def pause(self, run_id: UUID | str) -> WorkflowRun:
         """Start no more steps for now."""
-        return await self._do(run_id, "pause")
+        return await self._post(WorkflowRun, run_id, "pause")
 
     @both
     async def resume(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._do(run_id, "resume")
+        return await self._post(WorkflowRun, run_id, "resume")
 
     @both
     async def retry(self, run_id: UUID | str) -> WorkflowRun:
         """Begin again from the steps that failed."""
-        return await self._do(run_id, "retry")
+        return await self._post(WorkflowRun, run_id, "retry")
 
     @both
     async def retry_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Run one step again, and those after it."""
-        return await self._do(run_id, "steps", step, "retry")
+        return await self._post(WorkflowRun, run_id, "steps", step, "retry")
 
     @both
     async def skip_step(self, run_id: UUID | str, step: str) -> WorkflowRun:
         """Go on as if the step were not there."""
-        return await self._do(run_id, "steps", step, "skip")
-
-    async def _get(self, run_id: UUID | str) -> WorkflowRun:
-        return await self._call("GET", self._at(run_id), answer=WorkflowRun)
-
-    async def _do(self, run_id: UUID | str, *verb: str) -> WorkflowRun:
-        return await self._call("POST", self._at(run_id, *verb), answer=WorkflowRun)
+        return await self._post(WorkflowRun, run_id, "steps", step, "skip")

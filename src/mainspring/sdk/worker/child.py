@@ -15,10 +15,9 @@ from uuid import UUID
 
 import msgspec
 
-from mainspring.sdk.app import App
+from mainspring.sdk.app import App, load_app
 from mainspring.sdk.context import Context, HandlerLogLine
 from mainspring.sdk.encoding import sendable
-from mainspring.sdk.worker.loading import load_app
 from mainspring.sdk.worker.outcomes import ReportedOutcome, call_handler
 
 
@@ -66,11 +65,6 @@ class _Reporting(Context):
         super().progress(value)
         self.writer.write(ChildMessage(progress=value))
 
-    def heartbeat(self, progress: Any = None) -> bool:
-        if progress is not None:
-            self.progress(progress)
-        return not self.cancelled
-
 
 def serve(app: App, requests: Iterable[bytes], writer: MessageWriter) -> None:
     """Run executions, one after the other."""
@@ -98,8 +92,8 @@ def _run(app: App, request: ChildRequest, writer: MessageWriter) -> ReportedOutc
 
 
 def _listen(pipe: IO[bytes], requests: "SimpleQueue[bytes]") -> None:
-    """When the pipe is closed the worker is gone, and with it the right to run this execution:
-    all ends in the middle of whatever it does, with what it started."""
+    """Queue requests; kill this process, and what it started, when the worker closes the pipe: the
+    worker is gone, and with it the right to run this execution."""
     for line in pipe:
         requests.put(line)
     os.killpg(0, signal.SIGKILL)

@@ -81,7 +81,7 @@ class CommandRunner:
             if execution.ending is not None:  # it was ended while it was started
                 program.signal(signal.SIGKILL)
             execution.finish(await _watch(program, command, execution))
-        except Exception as problem:  # of ours, not of the program's: it must be heard all the same
+        except Exception as problem:  # a fault of the worker is reported as well
             execution.finish(failure(problem))
         finally:
             del self._running[execution]
@@ -114,11 +114,8 @@ class CommandRunner:
 
 
 class _Program(SubprocessStreamProtocol):
-    """A program that runs, with the process group that it leads.
-
-    Process.wait waits for the end of the pipes as well, on uvloop and on older Pythons, and
-    whatever the program started may hold them open.
-    """
+    """A program that runs, with the process group that it leads. asyncio's Process is not used: its
+    `wait` may wait for the pipes too, which whatever the program started may hold open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(_CHUNK, loop)
@@ -134,7 +131,7 @@ class _Program(SubprocessStreamProtocol):
         super().process_exited()
 
     async def wait(self) -> int:
-        """Return how it ended; not before it did, whatever becomes of its children."""
+        """Wait for the program, not for its children; return its exit status."""
         await self._exited.wait()
         status = self._subprocess.get_returncode()
         assert status is not None
@@ -163,7 +160,7 @@ async def _watch(
     )
     try:
         status = await program.wait()
-        with suppress(TimeoutError):  # who left the group may hold the pipes open for ever
+        with suppress(TimeoutError):  # what left the group may hold the pipes open for ever
             async with asyncio.timeout(_FLUSH_WITHIN):
                 await talk
     finally:
@@ -196,7 +193,7 @@ class _Output:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
                     self._take(line, level)
-        finally:  # also when nobody waits for more
+        finally:  # also when this is cancelled
             if rest:
                 self._take(rest, level)
 

@@ -1,19 +1,16 @@
-"""One execution of a task in a worker, whoever runs it."""
+"""One execution of a task in a worker, and the protocol of what runs it."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from mainspring.clock import monotonic, wall_clock
+from mainspring.sdk.context import Context
+from mainspring.sdk.functions import TaskFunction
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome, ended, failed
-
-if TYPE_CHECKING:
-    from mainspring.sdk.context import Context
-    from mainspring.sdk.functions import TaskFunction
-    from mainspring.sdk.worker.protocol import Leased
-
+from mainspring.sdk.worker.protocol import Leased
 
 _deciding = threading.Lock()
 """Held while it is decided whether one begins: another thread may be about to withdraw it."""
@@ -26,24 +23,21 @@ class Runner(Protocol):
     """Whether they run in processes of their own, and cannot easily kill this one."""
 
     def start(self, execution: "WorkerExecution", /) -> None:
-        """Run it. Right before its first step it calls `execution.begin`, and releases it if it may
-        not."""
-        ...
+        """Run it: right before its first step call `begin`, and release it if it may not."""
 
     def stop(self, execution: "WorkerExecution", /) -> None:
         """End it as `execution.ending` says; it finishes when it has ended."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
 class WorkerExecution:
     """A leased task from its arrival to its report. Finishes once."""
 
-    leased: "Leased"
+    leased: Leased
     lease_end: float
     """On this machine's monotonic clock."""
-    context: "Context"
-    function: "TaskFunction[..., Any] | None"
+    context: Context
+    function: TaskFunction[..., Any] | None
     runner: Runner
     _on_finished: "Callable[[WorkerExecution], None]"
     margin: float = 0.0
@@ -84,13 +78,12 @@ class WorkerExecution:
             self.runner.start(self)
 
     def begin(self) -> bool:
-        """Begin, in whichever thread its handler runs. Return whether it may: not when somebody
-        ended it, and not when its lease is over."""
+        """Begin, in the handler's thread. Return False if it was ended, or its lease is over."""
         now = monotonic()
         with _deciding:
             if self.finished or self.ending is not None or self.lease_end - self.margin <= now:
                 return False
-            # Whoever sees that it has begun, in another thread, also sees when.
+            # In this order: another thread that sees that it has begun also sees when.
             self.began, self.started_at = now, wall_clock()
             self.begun = True
         if self.on_begin is not None:
@@ -98,7 +91,7 @@ class WorkerExecution:
         return True
 
     def withdraw(self) -> bool:
-        """Keep it from beginning, from another thread. Return whether that was in time."""
+        """Keep it from beginning, from another thread. Return False if it has begun."""
         with _deciding:
             if self.begun or self.finished or self.ending is not None:
                 return False
@@ -107,12 +100,12 @@ class WorkerExecution:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it was withdrawn before any runner had it: then nobody else finishes it."""
+        """Whether it was withdrawn before any runner had it, so that no runner finishes it."""
         return self.ending is not None and not (self.started or self.arriving or self.finished)
 
     def end(self, why: Ending) -> None:
-        """End it from outside. A lost lease outweighs all other reasons: nothing is reported. What
-        did not begin has not failed: when its time is over it is released."""
+        """End it from outside. After a lost lease nothing is reported, whatever else ended it. One
+        that did not begin has not failed: at its timeout it is released."""
         if self.arriving or self.finished or (self.ending is not None and why != "lost"):
             return
         with _deciding:
@@ -124,23 +117,21 @@ class WorkerExecution:
             self.finish(RELEASED)
 
     def finish(self, verdict: ReportedOutcome) -> None:
-        """Record that it has ended. What was decided from outside counts more than the verdict,
-        but not more than its success."""
+        """Record that it has ended: with a success, else for the reason from outside, if any."""
         if self.finished:
             return
         self.finished = True
         self.stop_the_time()
-        told: ReportedOutcome | None = verdict
+        reported: ReportedOutcome | None = verdict
         if self.ending == "lost":
-            told = None
+            reported = None
         elif self.ending is not None and verdict.status != "succeeded":
-            told = ended(self.ending, self.leased.timeout)
-        self.verdict = told
+            reported = ended(self.ending, self.leased.timeout)
+        self.verdict = reported
         self._on_finished(self)
 
     def stop_the_time(self) -> None:
-        """Note when it ended. How long it took is measured by the steady clock: the machine's other
-        one may have been set meanwhile."""
+        """Note when it ended, by the monotonic clock: the wall clock may have been set."""
         self.finished_at = self.started_at + max(0.0, monotonic() - self.began)
 
     def give_up(self) -> None:

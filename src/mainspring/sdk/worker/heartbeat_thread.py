@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 from msgspec import UNSET, Raw, UnsetType
 
@@ -22,12 +23,13 @@ from mainspring.errors import MainspringError
 from mainspring.sdk.encoding import encode, sendable
 from mainspring.sdk.sync_async import run
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
+from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import HandlerInterrupt, ended
 from mainspring.sdk.worker.protocol import HEARTBEAT, REPORTS, ServerClock
 from mainspring.sdk.worker.reports import outcome_of
-from mainspring.sdk.worker.start_channels import StartChannels
+from mainspring.sdk.worker.runners import LoopRunner
+from mainspring.sdk.worker.suspects import StartChannels
 from mainspring.wire.workers import (
     BeatIn,
     HeartbeatIn,
@@ -37,11 +39,6 @@ from mainspring.wire.workers import (
     PulsesOut,
     ReportIn,
 )
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from mainspring.sdk.worker.options import WorkerOptions
 
 INTERRUPT = signal.SIGUSR2
 
@@ -67,7 +64,7 @@ class HeartbeatThread(threading.Thread):
 
     def __init__(
         self,
-        options: "WorkerOptions",
+        options: WorkerOptions,
         nodes: Nodes,
         clock: ServerClock,
         loop: asyncio.AbstractEventLoop,
@@ -180,7 +177,7 @@ class HeartbeatThread(threading.Thread):
                 execution.named = True
             self._take(batch, kept)
 
-    def _ask_for(self, beats: tuple[BeatIn, ...]) -> "dict[UUID, PulseOut] | None":
+    def _ask_for(self, beats: tuple[BeatIn, ...]) -> dict[UUID, PulseOut] | None:
         """Return the decision about each lease; None where no node answered."""
         body = HeartbeatIn(self._options.name, self._options.incarnation, beats)
         within = self._clock.lease / 3
@@ -196,7 +193,7 @@ class HeartbeatThread(threading.Thread):
         self._last_error = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[WorkerExecution], kept: "dict[UUID, PulseOut]") -> None:
+    def _take(self, batch: list[WorkerExecution], kept: dict[UUID, PulseOut]) -> None:
         for execution in batch:
             found = kept.get(execution.leased.id)
             if found is None and not execution.begun:
@@ -205,11 +202,11 @@ class HeartbeatThread(threading.Thread):
                 if not execution.begun:
                     # It does not begin, however late the loop hears of it.
                     execution.lease_end = -inf
-                self._end(execution, "lost")
+                self._loop.call_soon_threadsafe(execution.end, "lost")
                 continue
             execution.lease_end = self._clock.local(found.lease_until)
             if found.action == "cancel":
-                self._end(execution, "cancelled")
+                self._loop.call_soon_threadsafe(execution.end, "cancelled")
 
     # Starts ----------------------------------------------------------------------------------
 
@@ -219,8 +216,7 @@ class HeartbeatThread(threading.Thread):
             self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
 
     def _announce(self, _now: float) -> None:
-        """Announce starts. Nothing begins before the answer; it is tried again until there is one,
-        or the lease is over."""
+        """Announce starts, again and again until an answer, or the end of the lease; then begin."""
         waiting, self._to_announce = self._to_announce, []
         for execution in waiting:
             if execution.finished or execution.ending is not None:
@@ -233,9 +229,6 @@ class HeartbeatThread(threading.Thread):
                 self._take([execution], {found.id: found})
                 if found.action == "continue":
                     self._loop.call_soon_threadsafe(execution.start)
-
-    def _end(self, execution: WorkerExecution, why: Any) -> None:
-        self._loop.call_soon_threadsafe(execution.end, why)
 
     # The event loop --------------------------------------------------------------------------
 
@@ -265,17 +258,17 @@ class HeartbeatThread(threading.Thread):
             self._replace_process(blocking)
 
     def _release_waiting(self) -> None:
-        """Release what waits behind a handler that blocks the loop. Until that is reported, and by
-        the loop once more, its leases are kept."""
+        """Release what waits behind a handler that blocks the loop. Its leases are kept until the
+        loop has reported the release as well."""
         waiting = [execution for execution in self._leased() if execution.withdraw()]
         if not waiting:
             return
         now = utc(wall_clock())
-        told = [
+        outcomes = [
             OutcomeIn(*execution.key, "released", started_at=now, finished_at=now)
             for execution in waiting
         ]
-        self._report(told)
+        self._report(outcomes)
 
     def _replace_process(self, blocking: WorkerExecution) -> None:
         """Report what can be reported of all executions, and replace the process."""
@@ -288,13 +281,13 @@ class HeartbeatThread(threading.Thread):
                 execution.verdict = ended(
                     why if execution is blocking else "released", execution.leased.timeout
                 )
-        told = [outcome_of(each) for each in self._leased() if each.verdict is not None]
-        with suppress(Exception):  # whatever comes of it, the process is replaced
-            self._report(told)
+        outcomes = [outcome_of(each) for each in self._leased() if each.verdict is not None]
+        with suppress(Exception):  # the process is replaced, reported or not
+            self._report(outcomes)
         self.replace_process()
 
-    def _report(self, told: list[OutcomeIn]) -> None:
-        body = ReportIn(tuple(told))
+    def _report(self, outcomes: list[OutcomeIn]) -> None:
+        body = ReportIn(tuple(outcomes))
         run(self._nodes.ask_any(REPORTS, body, JudgedListOut, within=5.0, blocking=True))
 
     def _blocking_execution(self) -> WorkerExecution | None:

@@ -30,7 +30,6 @@ _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
 _MOST_LISTED = 200
 _BUSY_WAIT = 2.0
-_AFTER_REFUSAL = 1.0
 _TOO_SOON = 0.9
 _LASTED = 1.0
 """Seconds after which a poll counts as long enough not to be part of a hot loop."""
@@ -39,7 +38,6 @@ _AT_ONCE = 2
 """Number of polls sent at once after answers that came too soon: a node may want to be asked."""
 _SHORT_PAUSE = 0.05
 _LONG_PAUSE = 2.0
-_STOP_WITHIN = 5.0
 
 
 class Lane:
@@ -69,17 +67,13 @@ class Lane:
         self.running -= 1
         self.room.set()
 
-    def close(self) -> None:
-        self.closed = True
-
     def reopen(self) -> None:
         self.closed = False
         self.room.set()
 
 
 class LeaseErrors:
-    """The last error of each node that serves no polls. All polls meet the same one: it is logged
-    once, until the node answers or the error changes."""
+    """The last error of each node, logged once until the node answers or the error changes."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[str, float]] = {}
@@ -109,27 +103,20 @@ class LeasingWorker(Protocol):
     lease_errors: LeaseErrors
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
-        """Ask a node for tasks; those that come are started. Return the answer, and how many of its
-        leases are new here."""
-        ...
+        """Ask a node for tasks and start them; return the answer and how many leases are new."""
 
     def leased_executions(self, most: int) -> list[tuple[UUID, int]] | None:
-        """Return all executions it holds, so that the server sees which answers were lost; None for
-        too many to list."""
-        ...
+        """Return all executions it holds, which shows lost answers; None for too many to list."""
 
     def about(self) -> AboutIn | None:
         """Return its description for the registry, from time to time."""
-        ...
 
     def polls_interrupted(self) -> None:
         """Ask for news of the executions it holds: a poll was interrupted."""
-        ...
 
 
 class Pace:
-    """The rest of a poller after answers that came soon and started nothing, one after the other:
-    asking as often as possible gains nothing."""
+    """How long a poller rests after answers in a row that came soon and started nothing."""
 
     def __init__(self) -> None:
         self._empty_polls = 0
@@ -257,7 +244,7 @@ class Leaser:
             self._worker.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
             # With more executions than it may list it looks idle: the same task comes again.
-            await asyncio.sleep(_AFTER_REFUSAL)
+            await asyncio.sleep(1.0)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
 
 
@@ -287,8 +274,7 @@ class LeaseReader(threading.Thread):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def barrier(self) -> None:
-        """Wait until all that was cancelled before is over, and what it handed over is on its
-        way."""
+        """Wait until all that was cancelled before is over and handed over."""
         for _ in range(2):
             await self.call(asyncio.sleep(0))
 
@@ -297,6 +283,6 @@ class LeaseReader(threading.Thread):
             return
         if self.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self.join(_STOP_WITHIN)
+            self.join(5.0)
         if not self.is_alive():
             self._loop.close()

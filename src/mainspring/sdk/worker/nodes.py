@@ -21,7 +21,7 @@ from mainspring.errors import (
 )
 from mainspring.sdk.calling import read
 from mainspring.sdk.environment import Address
-from mainspring.sdk.http1 import Request
+from mainspring.sdk.http1 import Origin, Request, encode_request
 from mainspring.sdk.transport import AsyncTransport, BlockingTransport, Transport
 from mainspring.sdk.worker.protocol import NODES, for_older_node
 from mainspring.wire.workers import NodeAddressList, NodeAddressOut
@@ -42,18 +42,17 @@ class Stream:
     """A connection to a node, and how requests are written to it."""
 
     connection: socket.socket
-    way: BlockingTransport
+    origin: Origin
     headers: dict[str, str]
 
     def encode(self, path: str, body: object) -> bytes:
-        return self.way.encode(Request("POST", path, self.headers, msgspec.json.encode(body)))
+        request = Request("POST", path, self.headers, msgspec.json.encode(body))
+        return encode_request(self.origin, request)
 
 
 class Nodes:
-    """The nodes a worker knows: its configured address, and those the server lists.
-
-    The event loop and the heartbeat thread have connections of their own.
-    """
+    """The nodes a worker knows: its configured address, and those the server lists. The event loop
+    and the heartbeat thread have connections of their own."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -76,9 +75,10 @@ class Nodes:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs to lease from: the nodes themselves where they are known and reachable; else, or
-        for the others, the given address, whose node gets the tasks of all."""
-        reached = tuple(url for url in self._learned if not self.avoided(url))
+        """URLs to lease from: those of the known nodes that answer; unless these are all, also the
+        configured address, whose node gets the tasks of all."""
+        now = monotonic()
+        reached = tuple(url for url in self._learned if self._avoided.get(url, 0.0) <= now)
         if reached and len(reached) == len(self._learned):
             return reached
         return tuple(dict.fromkeys([*reached, self._address.url]))
@@ -102,8 +102,7 @@ class Nodes:
             self._learned = tuple(dict.fromkeys([*self._learned, self._address.url]))
 
     def _may_call(self, url: str) -> bool:
-        """Whether the key may be sent there: never over a weaker wire; and `localhost` means the
-        node's own machine."""
+        """Whether the key may be sent there: not to another scheme, nor to the node's localhost."""
         there, given = urlsplit(url), urlsplit(self._address.url)
         if there.scheme != given.scheme or there.hostname in _NOWHERE:
             return False
@@ -112,17 +111,15 @@ class Nodes:
     async def ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """Send a request to one node. One of an older version, which refuses what it does not know,
-        is asked as its version has it."""
+        """Send a request to one node; if that refuses new fields, without them."""
         older = for_older_node(body)
-        if older is None:
-            return await self._ask(url, path, body, answer, within=within, blocking=blocking)
-        if self._older.get(url, 0.0) <= monotonic():
+        if older is not None and self._older.get(url, 0.0) <= monotonic():
             try:
                 return await self._ask(url, path, body, answer, within=within, blocking=blocking)
             except (MalformedRequest, InvalidRequest):
                 self._older[url] = monotonic() + _OLDER_FOR
-        return await self._ask(url, path, older, answer, within=within, blocking=blocking)
+        sent = body if older is None else older
+        return await self._ask(url, path, sent, answer, within=within, blocking=blocking)
 
     async def _ask(
         self, url: str, path: str, body: object, answer: type[T], *, within: float, blocking: bool
@@ -144,10 +141,10 @@ class Nodes:
     async def ask_any(
         self, path: str, body: object, answer: type[T], *, within: float, blocking: bool
     ) -> T:
-        """Send a request to whichever node answers, within a time for all of them together. Each is
-        asked once at most, and a silent one leaves half of the time to the others."""
+        """Send a request to the nodes, one after the other, until one answers. `within` is for all
+        of them: a silent one leaves half of what is left to the others."""
         deadline = monotonic() + within
-        lost: CallFailed = Unreachable("no node was asked")
+        failure: CallFailed = Unreachable("no node was asked")
         for url in self._in_order():
             left = deadline - monotonic()
             if left <= 0.01:
@@ -155,29 +152,25 @@ class Nodes:
             try:
                 return await self.ask(url, path, body, answer, within=left / 2, blocking=blocking)
             except CallFailed as problem:
-                lost = problem
-        raise lost
+                failure = problem
+        raise failure
 
     def stream(self, within: float) -> Stream:
         """Open a connection to a node that answers, for writing to it directly. It blocks."""
-        way = self._transport(self._in_order()[0], True)
-        assert isinstance(way, BlockingTransport)
-        return Stream(way.connect(within), way, self._headers)
-
-    def avoided(self, url: str) -> bool:
-        return self._avoided.get(url, 0.0) > monotonic()
+        transport = self._transport(self._in_order()[0], True)
+        assert isinstance(transport, BlockingTransport)
+        return Stream(transport.connect(within), transport.origin, self._headers)
 
     async def close(self) -> None:
-        for way in self._transports.values():
-            await way.close()
+        for transport in self._transports.values():
+            await transport.close()
 
     def _in_order(self) -> list[str]:
         known = dict.fromkeys([*self.urls, self._address.url])
         return sorted(known, key=lambda url: self._avoided.get(url, 0.0))
 
     def _transport(self, url: str, blocking: bool) -> Transport:
-        way = self._transports.get((url, blocking))
-        if way is None:
+        if (url, blocking) not in self._transports:
             kind = BlockingTransport if blocking else AsyncTransport
-            way = self._transports[url, blocking] = kind(replace(self._address, url=url))
-        return way
+            self._transports[url, blocking] = kind(replace(self._address, url=url))
+        return self._transports[url, blocking]

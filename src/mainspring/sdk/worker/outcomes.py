@@ -1,16 +1,13 @@
 """Calling a handler, and how an execution ended, as it is reported."""
 
 import asyncio
-import contextvars
 import traceback
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mainspring.errors import InvalidArguments, MainspringError, NonRetryable, RetryAfter
-from mainspring.sdk.context import Context, entered
+from mainspring.sdk.context import Context, variables_with
 from mainspring.sdk.encoding import encode, sendable
-
-if TYPE_CHECKING:
-    from mainspring.sdk.functions import TaskFunction
+from mainspring.sdk.functions import TaskFunction
 
 LONGEST_MESSAGE = 4000
 
@@ -92,16 +89,15 @@ def ended(why: Ending, timeout: float) -> ReportedOutcome | None:
 
 
 def call_handler(
-    function: "TaskFunction[..., Any]", payload: bytes, context: Context
+    function: TaskFunction[..., Any], payload: bytes, context: Context
 ) -> ReportedOutcome:
     """Call a handler in this thread, an async one on an event loop of its own."""
     try:
         call = function.signature.unpack(payload, context)
-        around = contextvars.copy_context()
-        around.run(entered, context)
-        value: Any = around.run(function.function, *call.args, **call.kwargs)
+        variables = variables_with(context)
+        value: Any = variables.run(function.function, *call.args, **call.kwargs)
         if function.is_async:
-            value = around.run(asyncio.run, value)
+            value = variables.run(asyncio.run, value)
         return success(value)
     except BaseException as problem:
         log_traceback(context, problem)
@@ -109,8 +105,7 @@ def call_handler(
 
 
 def log_traceback(context: Context, problem: BaseException) -> None:
-    """Write the traceback to the task's log; a handler's deliberate error, or an interrupt of ours,
-    needs none."""
+    """Write the traceback to the task's log, but not of deliberate errors and our interrupts."""
     if not isinstance(problem, MainspringError | HandlerInterrupt):
         text = "".join(traceback.format_exception(problem)).rstrip()
         if len(text) > LONGEST_MESSAGE:  # where it began and what it was say the most

@@ -1,6 +1,5 @@
 """CPU-bound handlers, each in a process of its own: killed at a timeout or a cancel, replaced when
-it has run many executions or uses much memory. What one breaks, breaks for nobody else. None
-outlives its worker: somebody else runs the task then."""
+it has run many executions or uses much memory. None outlives its worker."""
 
 import asyncio
 import os
@@ -13,9 +12,8 @@ import msgspec
 
 from mainspring.sdk.worker.child import ChildMessage, ChildRequest
 from mainspring.sdk.worker.execution import WorkerExecution
-from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.options import WorkerOptions, memory_mb_of
 from mainspring.sdk.worker.outcomes import RELEASED, ReportedOutcome, failed
-from mainspring.sdk.worker.worker_info import memory_mb_of
 
 _LONGEST_LINE = 256 * 2**20
 _message = msgspec.json.Decoder(ChildMessage).decode
@@ -32,9 +30,6 @@ class Child:
         """Kill it, and whatever it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-
-    def memory_mb(self) -> float:
-        return memory_mb_of(self.process.pid)
 
 
 class ProcessRunner:
@@ -66,7 +61,7 @@ class ProcessRunner:
         if limit is None:
             return
         for execution, child in list(self._children.items()):
-            if child.memory_mb() > limit:
+            if memory_mb_of(child.process.pid) > limit:
                 execution.end("memory")
 
     async def close(self) -> None:
@@ -83,7 +78,7 @@ class ProcessRunner:
             self._children[execution] = child
             # It may have been ended while the process was made.
             verdict = await _converse(child, execution) if execution.begin() else RELEASED
-        except Exception as problem:  # whatever it is, the execution has ended and must be reported
+        except Exception as problem:  # the execution has ended and must be reported
             verdict = await _post_mortem(child, problem)
         finally:
             self._children.pop(execution, None)
@@ -93,22 +88,21 @@ class ProcessRunner:
 
     async def _spawn(self) -> Child:
         command = [sys.executable, "-m", "mainspring.sdk.worker.child", self._path]
-        return Child(
-            await asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE,
-                stdout=PIPE,
-                env=self._environment,
-                start_new_session=True,
-                limit=_LONGEST_LINE,
-            )
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self._environment,
+            start_new_session=True,
+            limit=_LONGEST_LINE,
         )
+        return Child(process)
 
     async def _put_back(self, child: Child) -> None:
         child.runs += 1
         most, limit = self._options.max_tasks, self._options.max_memory_mb
         worn_out = most is not None and child.runs >= most
-        too_large = limit is not None and child.memory_mb() > limit
+        too_large = limit is not None and memory_mb_of(child.process.pid) > limit
         if child.process.returncode is None and not worn_out and not too_large:
             self._idle.append(child)
             return
@@ -120,8 +114,7 @@ async def _converse(child: Child, execution: WorkerExecution) -> ReportedOutcome
     leased, function = execution.leased, execution.function
     assert function is not None
     request = ChildRequest(
-        leased.id,
-        leased.fence,
+        *execution.key,
         leased.attempt,
         function.name,
         bytes(leased.payload),

@@ -47,8 +47,8 @@ class Leases(LeasesOut):
 
 
 def for_older_node(body: object) -> object | None:
-    """Return the request without what older nodes refuse; None where there is nothing of it. To an
-    older node whatever is named has begun, so executions that have not are left out."""
+    """Return the request without what older nodes refuse; None if it has nothing of the kind. Older
+    nodes take every named execution for begun, so those that have not are left out."""
     if isinstance(body, LeaseIn) and body.announces_starts:
         return structs.replace(body, announces_starts=False)
     if isinstance(body, HeartbeatIn) and any(b.alone or not b.started for b in body.running):
@@ -58,11 +58,8 @@ def for_older_node(body: object) -> object | None:
 
 
 class ServerClock:
-    """The server's clock as a worker knows it, on its own monotonic clock.
-
-    Each lease tells when it began. The least delayed of the latest answers counts: then an answer
-    that lay unread while the machine was stopped is known to be old, and its lease with it.
-    """
+    """The server's clock, from leases, which say when they began. The least delayed of the latest
+    answers counts, so one that lay unread while the machine was stopped is known to be old."""
 
     def __init__(self) -> None:
         self._offsets: deque[float] = deque(maxlen=64)

@@ -1,14 +1,14 @@
 """Reports of a worker: outcomes until they are acknowledged, and log lines while there is room.
 
-Nothing waits in order to form a batch: two requests may be on their way, and what gathers meanwhile
-is the next one.
+Nothing waits in order to form a batch: up to two requests are on their way, and what gathers
+meanwhile is the next one.
 """
 
 import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 from uuid import UUID
@@ -52,7 +52,6 @@ _LONGEST_PAUSE = 30 * 86400.0
 _IN_FLIGHT = 2
 _TIMEOUT = 10.0
 _PAUSE = 0.2
-_LINES_EVERY = 0.5
 _FLUSH_WITHIN = 1.0
 
 
@@ -135,8 +134,7 @@ class Reporter:
     async def _refused(
         self, batch: list[WorkerExecution], refused: RequestError
     ) -> list[WorkerExecution]:
-        """Send a refused batch in halves; the one outcome that the server cannot read at all is
-        reported as a failure."""
+        """Send a refused batch in halves; report the outcome that cannot be read as a failure."""
         if len(batch) > 1:
             half = len(batch) // 2
             await self._send(batch[:half])
@@ -160,8 +158,7 @@ class Reporter:
 
 
 class LogSender:
-    """Gathers log lines of all executions. Threads may write; lines for which there is no room are
-    counted."""
+    """Log lines of all executions. Threads may write; lines without room are counted."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -189,7 +186,7 @@ class LogSender:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_LINES_EVERY)
+            await asyncio.sleep(0.5)
             await self.flush()
 
     async def sent(self, executions: Sequence[WorkerExecution], within: float) -> None:
@@ -212,7 +209,7 @@ class LogSender:
     async def flush(self) -> None:
         while self._lines or self._under_way:
             sending = self._send()
-            await asyncio.wait([sending])  # who is cancelled here does not cancel the others' lines
+            await asyncio.wait([sending])  # a cancel here does not cancel the sending
             if not sending.result():
                 return
 
@@ -245,14 +242,11 @@ class LogSender:
         finally:
             self._under_way = 0
         self._handled += count
-        self._forget({(line.id, line.fence) for line in batch})
-        return True
-
-    def _forget(self, keys: Iterable[tuple[UUID, int]]) -> None:
         with self._writing:
-            for key in keys:
+            for key in {(line.id, line.fence) for line in batch}:
                 if self._last[key] <= self._handled:
                     del self._last[key]
+        return True
 
 
 def outcome_of(execution: WorkerExecution) -> OutcomeIn:
@@ -261,8 +255,7 @@ def outcome_of(execution: WorkerExecution) -> OutcomeIn:
     assert verdict is not None
     error = None if verdict.code is None else ErrorIn(verdict.message, verdict.code)
     return OutcomeIn(
-        execution.leased.id,
-        execution.leased.fence,
+        *execution.key,
         verdict.status,
         UNSET if verdict.result is None else Raw(verdict.result),
         error,

@@ -1,4 +1,4 @@
-"""The worker: it leases, runs, keeps and reports tasks, on one event loop and two threads."""
+"""The worker: it leases tasks, runs them and reports outcomes, on an event loop and two threads."""
 
 import asyncio
 import logging
@@ -19,26 +19,21 @@ from mainspring.sdk.worker.commands import CommandRunner
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
 from mainspring.sdk.worker.leasing import Lane, LeaseErrors, Leaser, LeaseReader
-from mainspring.sdk.worker.loop_runner import LoopRunner
 from mainspring.sdk.worker.nodes import Nodes
-from mainspring.sdk.worker.options import WorkerOptions
+from mainspring.sdk.worker.options import WorkerInfo, WorkerOptions, memory_mb_of
 from mainspring.sdk.worker.outcomes import RELEASED
 from mainspring.sdk.worker.processes import ProcessRunner
 from mainspring.sdk.worker.protocol import LEASES, Leased, Leases, ServerClock
 from mainspring.sdk.worker.reports import LogSender, Reporter
+from mainspring.sdk.worker.runners import LoopRunner, ThreadRunner
 from mainspring.sdk.worker.suspects import Suspects
-from mainspring.sdk.worker.threads import ThreadRunner
-from mainspring.sdk.worker.worker_info import WorkerInfo, memory_mb_of
 from mainspring.wire.workers import AboutIn, LeaseIn
 
 log = logging.getLogger("mainspring.worker")
 
-_TICK = 0.1
 _STOP_WITHIN = 3.0
 """Seconds that an execution has to end after it was asked to."""
 _FLUSH_WITHIN = 10.0
-_INTRODUCE_EVERY = 10.0
-_REFRESH_EVERY = 5.0
 _MOST_REMEMBERED = 20_000
 
 
@@ -62,20 +57,18 @@ class Worker:
         self._app_path = app_path
         self.allowed = allowed
         self._executions: dict[WorkerExecution, Lane] = {}
-        """All whose leases have to be kept: running, or not acknowledged yet."""
+        """Those whose leases have to be kept: running, or not acknowledged yet."""
         self._keys: set[tuple[UUID, int]] = set()
         self._exclusive: WorkerExecution | None = None
-        """An execution beside which nothing may run: it was lost with its workers before. It waits
-        until all others are over, or runs."""
+        """The execution beside which nothing may run, as it was lost with its workers before."""
         self._announced: WorkerExecution | None = None
         """The last such execution whose start was announced."""
         self._left_behind = False
         """Whether code of an abandoned execution may still run."""
         self._draining = False
         self._done: OrderedDict[tuple[UUID, int], None] = OrderedDict()
-        """The last ones that are over: an answer may still be on its way that gives them again."""
+        """The last ones that are over: a late answer may give them again."""
         self._info = WorkerInfo(options)
-        self._introduced = -_INTRODUCE_EVERY
         self._stop = asyncio.Event()
         self._finished = asyncio.Event()
         self.finished = 0
@@ -143,11 +136,11 @@ class Worker:
         self._loop = loop
         self._reader = LeaseReader(type(loop))
         self._lease_nodes = self.nodes.apart()
-        self._suspects = Suspects(loop, self._leased, self._start_named, self._place)
         self._heartbeats = HeartbeatThread(
             options, self.nodes, self._clock, loop, self._leased, self._loop_runner
         )
         self._heartbeats.warn = log.warning
+        self._suspects = Suspects(loop, self._leased, self._heartbeats.start_named, self._place)
         if self.replace_process is not None:
             self._heartbeats.replace_process = self.replace_process
         commands = self._commands is not None
@@ -161,8 +154,8 @@ class Worker:
     # Executions ------------------------------------------------------------------------------
 
     async def ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
-        """Ask a node for tasks. The answer is read, and its leases are kept, also while a handler
-        blocks the event loop. What came is begun here even if nobody waits for it any more."""
+        """Ask a node for tasks, in a thread of its own: it reads the answer and keeps its leases
+        also while a handler blocks the event loop. Tasks begin even if this call is cancelled."""
         return await self._reader.call(self._ask(url, body, lane, within))
 
     async def _ask(self, url: str, body: LeaseIn, lane: Lane, within: float) -> tuple[Leases, int]:
@@ -175,9 +168,8 @@ class Worker:
         return answer, len(arrived)
 
     def register(self, tasks: Sequence[Leased], lane: Lane) -> list[WorkerExecution]:
-        """Keep the leases of tasks that came just now, in the thread that reads. One that is or was
-        here already was given twice, because the server could not know that the first answer had
-        arrived."""
+        """Keep the leases of tasks that have just arrived, in the thread that reads. One that is or
+        was here is left out: the server did not know that the first answer had arrived."""
         self._clock.sample(tasks[-1])
         margin, arrived = self._clock.margin, []
         for leased in tasks:
@@ -223,15 +215,15 @@ class Worker:
             self._place(execution)
 
     def _place(self, execution: WorkerExecution) -> None:
-        """Start it now, or when nothing else runs, or release it. A node knows only what it gave
-        itself: here it is seen that nothing runs beside what must be alone."""
+        """Start it now, or when nothing else runs, or release it. Several nodes give tasks, so only
+        the worker can see to it that nothing runs beside what must be alone."""
         unable = isinstance(execution.runner, _NoRunner)
         if unable or self._draining or self._exclusive is not None:
             execution.finish(RELEASED)
         elif execution.leased.alone:
             self._exclusive = execution
             for each in self._lanes:
-                each.close()
+                each.closed = True
             self._announce_exclusive()
         elif execution.leased.suspect and not execution.runner.apart:
             self._suspects.add(execution)
@@ -240,13 +232,9 @@ class Worker:
         else:
             execution.start()
 
-    def _start_named(self, execution: WorkerExecution) -> None:
-        self._heartbeats.start_named(execution)
-
     def _announce_exclusive(self) -> None:
-        """Announce it once all others are over and acknowledged. Until then it waits, but not
-        for so long that little of its own time is left: then it is released, and comes again when
-        this worker, or another one, holds nothing."""
+        """Announce it once all others are over and acknowledged. After too long a wait it is
+        released (`_has_waited_enough`), and comes again to a worker that holds nothing."""
         execution = self._exclusive
         if execution is None or execution is self._announced or len(self._executions) > 1:
             return
@@ -301,10 +289,6 @@ class Worker:
         return None if len(self._keys) > most else list(self._keys)
 
     def about(self) -> AboutIn | None:
-        now = monotonic()
-        if now < self._introduced + _INTRODUCE_EVERY:
-            return None
-        self._introduced = now
         return self._info.current(self.finished, self.running, self._heartbeats.errors)
 
     def polls_interrupted(self) -> None:
@@ -312,10 +296,9 @@ class Worker:
             self._heartbeats.interrupt_polls()
 
     async def _refresh_nodes(self) -> None:
-        """Refresh the list of nodes."""
         while True:
             await self.nodes.refresh()
-            await asyncio.sleep(_REFRESH_EVERY)
+            await asyncio.sleep(5.0)
 
     # Time ------------------------------------------------------------------------------------
 
@@ -330,7 +313,7 @@ class Worker:
                 if execution.finished:
                     continue
                 if execution.lease_end - self._clock.margin <= now:
-                    # Cut off: stop before somebody else begins.
+                    # Cut off: stop before another worker begins.
                     execution.end("lost" if execution.begun else "released")
                 if self._has_waited_enough(execution, now):
                     execution.end("released")
@@ -344,7 +327,7 @@ class Worker:
             if count % 10 == 0:
                 self._processes.watch_memory()
                 self._check_wear()
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(0.1)
 
     def _check_wear(self) -> None:
         most, limit = self.options.max_tasks, self.options.max_memory_mb
