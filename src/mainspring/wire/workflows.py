@@ -7,8 +7,13 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from mainspring.domain.task import TaskState
-from mainspring.domain.workflows.definition import LONGEST_CONDITION, MOST_ITEMS, OnFailure, When
-from mainspring.domain.workflows.definition import RunState
+from mainspring.domain.workflows.definition import (
+    LONGEST_CONDITION,
+    MOST_ITEMS,
+    OnFailure,
+    RunState,
+    When,
+)
 from mainspring.wire import patterns
 from mainspring.wire.schedules import TemplateOut
 from mainspring.wire.tasks import (
