@@ -1,9 +1,12 @@
 """Workers at one node: leases, heartbeats, reports, and what happens when they stop coming."""
 
 import asyncio
+from uuid import uuid4
 
 import pytest
 
+from mainspring.postgres.database import Database
+from mainspring.store.workers import WorkerStore
 from support.waiting import eventually
 from support.workers import LocalNode, open_local_node, work
 
@@ -304,7 +307,7 @@ async def test_a_worker_is_not_blamed_for_tasks_it_did_not_start(patient_node: L
 
 
 async def test_of_many_leases_none_counts_as_started(patient_node: LocalNode) -> None:
-    """A worker that never says what it begins: only what it got alone counts against a task."""
+    """A worker that never says what it begins: only what it held alone counts against a task."""
     both = {await patient_node.create() for _ in range(2)}
     worker, held = patient_node.worker(), set[str]()
     while held < both:
@@ -314,7 +317,23 @@ async def test_of_many_leases_none_counts_as_started(patient_node: LocalNode) ->
     executions = [one for task_id in both for one in await patient_node.executions(task_id)]
     unproven = ["not known to have begun" in one["error"]["message"] for one in executions]
     assert len(unproven) == 2
-    assert any(unproven), "they were leased one after the other at best"
+    assert all(unproven), "also where they were leased one after the other"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_one_lease_counts_as_started_unless_other_nodes_lease(
+    patient_node: LocalNode, database: Database, elsewhere: bool
+) -> None:
+    """One node's only lease may have had a neighbour that another node gave."""
+    there = await patient_node.create()
+    worker = patient_node.worker()
+    assert await worker.lease(running=[])
+    if elsewhere:
+        tenant = await patient_node.server.keys.ensure_tenant("workshop")
+        await WorkerStore(database).note_held(uuid4(), {(tenant, "w1"): 0})
+    await worker.restarted().lease(running=[])
+    (lost,) = await patient_node.executions(there)
+    assert ("not known to have begun" in lost["error"]["message"]) == elsewhere
 
 
 async def test_a_report_shows_that_a_task_does_not_kill(patient_node: LocalNode) -> None:

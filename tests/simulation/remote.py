@@ -78,6 +78,11 @@ class RemoteEngineStore(OverLink[MemoryStore], EngineStore):
         asked = list(heard)
         return await self._link.call(lambda: self._store.poll_wakes(ownership, asked, limit=limit))
 
+    async def served_elsewhere(
+        self, node_id: UUID, workers: Collection[tuple[int, str]]
+    ) -> set[tuple[int, str]]:
+        return await self._link.call(lambda: self._store.served_elsewhere(node_id, workers))
+
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         asked = list(tasks)
         return await self._link.call(lambda: self._store.look_at(asked))

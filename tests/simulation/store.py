@@ -64,6 +64,17 @@ class MemoryStore(MemoryCluster):
             if not task.parked and after < task.due <= until:
                 yield task
 
+    def served_elsewhere(
+        self, node_id: UUID, workers: Collection[tuple[int, str]]
+    ) -> set[tuple[int, str]]:
+        """Those that hold something there now: what they held before is not kept here."""
+        held = {
+            (task.tenant_id, task.worker or "")
+            for task in self.tables.tasks.values()
+            if task.state == "running" and self.tables.partitions[task.partition].owner != node_id
+        }
+        return held & set(workers)
+
     def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         found = [(task_id, self._find(tenant, task_id)) for tenant, task_id in tasks]
         return Seen(

@@ -86,6 +86,18 @@ class RunningTasks:
             task for task in tasks if task.holder is not None and task.holder.session != current
         ]
 
+    def presumed_started(self, ended: Collection[RunningTask]) -> list[RunningTask]:
+        """Return those that count as started although their worker does not say so: it was given
+        nothing else meanwhile, as far as we know."""
+        return [task for task in ended if task.presumed_started and self._is_only_one(task)]
+
+    def _is_only_one(self, task: RunningTask) -> bool:
+        if task.holder is None:
+            return False
+        session = task.holder.session
+        others = self._of_worker.get(session[:2], {}).values()
+        return all(o is task or o.holder is None or o.holder.session != session for o in others)
+
     # For the engine --------------------------------------------------------------------------
 
     def get(self, task_id: UUID) -> RunningTask | None:

@@ -71,7 +71,7 @@ class LeaseMaintenance:
         refs = [TaskRef(task.tenant_id, task.id, task.fence) for task in ended]
         # If a node died between the claim and the worker, that is not the worker's doing.
         count_crash = [task.id for task in ended if task.holder is not None and task.confirmed]
-        presumed = [task.id for task in ended if task.presumed_started]
+        presumed = await self._presumed_started(ended)
         lost = await until_answered(
             lambda: self._store.expire_leases(refs, count_crash=count_crash, presumed=presumed),
             self._state.metrics,
@@ -86,6 +86,21 @@ class LeaseMaintenance:
             await self._expire_steps(others, count_crash, presumed)
             with self._state.engine.running.reading():
                 self._apply(await self._look_at(others))
+
+    async def _presumed_started(self, ended: Sequence[RunningTask]) -> list[UUID]:
+        """Return the executions that count as started without word of their worker. One that other
+        nodes give tasks, too, may have got another one there, and died of that."""
+        alone = self._state.engine.running.presumed_started(ended)
+        workers = {task.holder.session[:2] for task in alone if task.holder is not None}
+        if not workers:
+            return []
+        elsewhere = await until_answered(
+            lambda: self._store.served_elsewhere(self._state.node_id, workers),
+            self._state.metrics,
+        )
+        return [
+            task.id for task in alone if task.holder and task.holder.session[:2] not in elsewhere
+        ]
 
     async def _expire_steps(
         self,

@@ -29,6 +29,7 @@ from mainspring.store.task_refs import (
 )
 
 SQL = queries.load("claims")
+WORKERS = queries.load("workers")
 
 _LONE_PARTITION_TIMEOUT = 60.0
 NO_WAITS: Mapping[UUID, Waited] = {}
@@ -110,6 +111,18 @@ class EngineStore(OutcomeStore):
         )
         seen = seen_in(rows)
         return Woken(seen.rows, seen.gone, [wake for row in rows for wake in row["wakes"]])
+
+    async def served_elsewhere(
+        self, node_id: UUID, workers: Collection[tuple[int, str]]
+    ) -> set[tuple[int, str]]:
+        """Return those of these workers that have held tasks of other nodes' partitions."""
+        rows = await WORKERS["served_elsewhere"].fetch(
+            self._database,
+            node_id=node_id,
+            tenant_ids=[tenant for tenant, _ in workers],
+            names=[name for _, name in workers],
+        )
+        return {(row["tenant_id"], row["name"]) for row in rows}
 
     async def look_at(self, tasks: Sequence[tuple[int, UUID]]) -> Seen:
         """Return how these tasks are now."""
