@@ -86,10 +86,10 @@ class TwoLaneWorker:
         self.worker = Worker(None, WorkerOptions(name="w"), address=Address("http://x", "key"))
         self.worker._build()
         self.worker._lease_nodes = self.worker.nodes = self.nodes  # type: ignore[assignment]
-        self.announced: list[WorkerExecution] = []
+        self.to_confirm: list[WorkerExecution] = []
         self.named: list[WorkerExecution] = []
         monkeypatch.setattr(self.worker._reader, "call", here)
-        monkeypatch.setattr(self.worker._heartbeats, "announce", self.announced.append)
+        monkeypatch.setattr(self.worker._heartbeats, "start_alone", self.to_confirm.append)
         monkeypatch.setattr(self.worker._suspects, "_start", self.named.append)
         self.worker._lanes += [Lane(8, ["x"], commands=False), Lane(8, ["y"], commands=False)]
         monkeypatch.setattr(lanes, "_GATHER", 0)
@@ -106,8 +106,8 @@ class TwoLaneWorker:
         self.worker._heartbeats.stop()
 
     async def confirm(self) -> WorkerExecution:
-        """The server knows of the announced start."""
-        attempt = self.announced.pop(0)
+        """Let the server confirm the lease of what is to run alone."""
+        attempt = self.to_confirm.pop(0)
         attempt.start()
         assert attempt.begin()
         await turns()
@@ -166,16 +166,16 @@ async def test_a_suspect_waits_until_all_others_are_reported(two_lanes: TwoLaneW
     assert two_lanes.released() == [late]
     await two_lanes.finish(first)
     await two_lanes.acknowledge(late)
-    assert not two_lanes.announced
+    assert not two_lanes.to_confirm
     two_lanes.runner.started[1].finish(DONE)
     await turns()
-    assert not two_lanes.announced, "should it kill this process, the report would be lost"
+    assert not two_lanes.to_confirm, "should it kill this process, the report would be lost"
     await two_lanes.acknowledge(second)
     assert not two_lanes.runner.running, "the server does not know of it yet"
     attempt = await two_lanes.confirm()
     assert (attempt.leased, attempt.alone) == (suspect, True)
     assert two_lanes.runner.running == [suspect]
-    assert not two_lanes.announced, "once is enough"
+    assert not two_lanes.to_confirm, "once is enough"
 
 
 async def test_a_suspect_that_waits_in_vain_is_released(
@@ -226,7 +226,7 @@ async def test_a_suspect_that_ends_at_once_leaves_the_lanes_open(
 ) -> None:
     monkeypatch.setattr(two_lanes.runner, "start", lambda attempt: attempt.finish(DONE))
     await two_lanes.nodes.give(leased(alone=True))
-    two_lanes.announced.pop().start()
+    two_lanes.to_confirm.pop().start()
     await turns()
     assert not any(lane.closed for lane in two_lanes.worker._lanes)
     assert len(two_lanes.nodes.waiting()) == 8

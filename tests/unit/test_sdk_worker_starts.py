@@ -165,6 +165,9 @@ class Server:
             return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
+    def stream(self, _within: float) -> Any:
+        raise Unreachable("there are no connections here")
+
     def beats(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
         return [(beat.started, beat.alone) for beat in beats]
@@ -243,29 +246,48 @@ class TestHeartbeats:
             (over.leased.id, True),
         ]
 
-    async def test_nothing_starts_until_its_announcement_is_answered(
+    async def test_what_is_alone_starts_when_its_lease_is_confirmed(
         self, beating: Callable[..., Heartbeats]
     ) -> None:
         one = attempt(lease=900.0)
         one.alone = True
         lost = Unreachable("nobody is there")
         found = beating(before=lambda b: b.server.answers.extend([lost, lost, "continue"]))
-        found.heartbeat_thread.announce(one)
+        found.heartbeat_thread.start_alone(one)
         await found.next_request()
 
         async def started() -> bool:
             return one.started
 
         await eventually(started, within=5, what="it is started")
-        assert found.server.beats() == [(True, True)] * 3
+        assert found.server.beats() == [(False, False)] * 3, "the worker may die before it begins"
+
+    async def test_what_begins_while_an_older_node_answers_goes_on(
+        self, beating: Callable[..., Heartbeats]
+    ) -> None:
+        """It heard nothing of what had not begun, and so it answers nothing about it."""
+        one = attempt(lease=900.0)
+        found = beating()
+
+        async def answer(_path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+            one.start()
+            assert one.begin()
+            found.server.asked.append(body)
+            return PulsesOut([])
+
+        found.server.ask_any = answer  # type: ignore[method-assign]
+        await asyncio.to_thread(found.heartbeat_thread._beat, [one])
+        await asyncio.sleep(0)
+        assert found.server.beats() == [(False, False)]
+        assert (one.begun, one.ending) == (True, None)
 
     @pytest.mark.parametrize("answer", ["lost", "cancel"])
-    async def test_what_is_refused_when_announced_never_starts(
+    async def test_what_is_not_confirmed_never_starts(
         self, beating: Callable[..., Heartbeats], answer: str
     ) -> None:
         one = attempt(lease=900.0)
         found = beating(before=lambda b: b.server.answers.append(answer))
-        found.heartbeat_thread.announce(one)
+        found.heartbeat_thread.start_alone(one)
 
         async def settled() -> bool:
             return one.finished
@@ -387,6 +409,17 @@ class TestStartChannels:
         assert (heartbeat.worker, heartbeat.incarnation) == ("w", "1")
         assert heartbeat.running == (BeatIn(*one.key),)
         assert b"started" not in body, "older nodes do not know that word"
+
+    def test_it_says_that_nothing_runs_beside_it(
+        self, sockets: Sockets, channels: StartChannels
+    ) -> None:
+        one = attempt()
+        one.alone = True
+        assert channels.reserve(one)
+        assert one.begin()
+        _, _, body = sockets.take().recv(10_000).partition(b"\r\n\r\n")
+        heartbeat = msgspec.json.decode(body, type=HeartbeatIn)
+        assert heartbeat.running == (BeatIn(*one.key, alone=True),)
 
     def test_one_message_at_a_time_on_each(
         self, sockets: Sockets, channels: StartChannels, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ class HeartbeatThread(threading.Thread):
         self._channels = StartChannels(options, nodes)
         self.errors = 0
         """Number of unexpected errors."""
-        self._to_announce: list[WorkerExecution] = []
+        self._to_confirm: list[WorkerExecution] = []
         self._suspects: list[WorkerExecution] = []
         self._wake = threading.Event()
         self._over = threading.Event()
@@ -102,9 +102,9 @@ class HeartbeatThread(threading.Thread):
         self._polls_interrupted = True
         self._wake.set()
 
-    def announce(self, execution: WorkerExecution) -> None:
-        """Announce the start of an execution, and start it when that is confirmed."""
-        self._to_announce.append(execution)
+    def start_alone(self, execution: WorkerExecution) -> None:
+        """Start an execution when its lease is confirmed; it reports its own start."""
+        self._to_confirm.append(execution)
         self._wake.set()
 
     def start_named(self, execution: WorkerExecution) -> None:
@@ -129,7 +129,7 @@ class HeartbeatThread(threading.Thread):
             except Exception as problem:
                 self._note(problem)
             began = monotonic()
-            for duty in (self._start_suspects, self._keep, self._announce, self._watch_loop):
+            for duty in (self._start_suspects, self._keep, self._confirm, self._watch_loop):
                 if self._over.is_set():
                     return
                 try:
@@ -140,7 +140,7 @@ class HeartbeatThread(threading.Thread):
     def _await_turn(self, began: float) -> None:
         pause = max(0.05, min(_LONGEST_PAUSE, self._clock.lease / 12))
         self._wake.wait(_SOON if self._suspects else pause)
-        if not self._to_announce and not self._suspects:
+        if not self._to_confirm and not self._suspects:
             # Interruptions in quick succession count as one.
             sleep(max(0.0, began + pause / 2 - monotonic()))
         self._wake.clear()
@@ -169,13 +169,15 @@ class HeartbeatThread(threading.Thread):
     def _beat(self, old: list[WorkerExecution]) -> None:
         for first in range(0, len(old), _MOST_BEATS):
             batch = old[first : first + _MOST_BEATS]
-            begun = [execution for execution in batch if execution.begun]
-            kept = self._ask_for(tuple(map(_beat_of, batch)))
+            beats = tuple(map(_beat_of, batch))
+            kept = self._ask_for(beats)
             if kept is None:
                 continue
-            for execution in begun:
-                execution.named = True
-            self._take(batch, kept)
+            for execution, beat in zip(batch, beats, strict=True):
+                found = kept.get(execution.leased.id)
+                execution.named = execution.named or beat.started
+                if found is not None or beat.started:  # an older node hears only of these
+                    self._take(execution, found)
 
     def _ask_for(self, beats: tuple[BeatIn, ...]) -> dict[UUID, PulseOut] | None:
         """Return the decision about each lease; None where no node answered."""
@@ -193,20 +195,17 @@ class HeartbeatThread(threading.Thread):
         self._last_error = ""
         return {kept.id: kept for kept in answer.tasks}
 
-    def _take(self, batch: list[WorkerExecution], kept: dict[UUID, PulseOut]) -> None:
-        for execution in batch:
-            found = kept.get(execution.leased.id)
-            if found is None and not execution.begun:
-                continue  # an older node was asked: it hears only of those that began
-            if found is None or found.action == "lost":
-                if not execution.begun:
-                    # It does not begin, however late the loop hears of it.
-                    execution.lease_end = -inf
-                self._loop.call_soon_threadsafe(execution.end, "lost")
-                continue
-            execution.lease_end = self._clock.local(found.lease_until)
-            if found.action == "cancel":
-                self._loop.call_soon_threadsafe(execution.end, "cancelled")
+    def _take(self, execution: WorkerExecution, found: PulseOut | None) -> None:
+        """Do what the server decided about a lease; None: it does not know it."""
+        if found is None or found.action == "lost":
+            if not execution.begun:
+                # It does not begin, however late the loop hears of it.
+                execution.lease_end = -inf
+            self._loop.call_soon_threadsafe(execution.end, "lost")
+            return
+        execution.lease_end = self._clock.local(found.lease_until)
+        if found.action == "cancel":
+            self._loop.call_soon_threadsafe(execution.end, "cancelled")
 
     # Starts ----------------------------------------------------------------------------------
 
@@ -215,20 +214,22 @@ class HeartbeatThread(threading.Thread):
         while self._suspects and self._channels.reserve(self._suspects[0]):
             self._loop.call_soon_threadsafe(self._suspects.pop(0).start)
 
-    def _announce(self, _now: float) -> None:
-        """Announce starts, again and again until an answer, or the end of the lease; then begin."""
-        waiting, self._to_announce = self._to_announce, []
+    def _confirm(self, _now: float) -> None:
+        """Have leases confirmed, again and again until an answer or their end, and let what was
+        leased alone begin. That it began is proven by its own report: a worker may die before."""
+        waiting, self._to_confirm = self._to_confirm, []
         for execution in waiting:
             if execution.finished or execution.ending is not None:
                 continue
-            kept = self._ask_for((BeatIn(*execution.key, alone=execution.alone),))
-            found = None if kept is None else kept.get(execution.leased.id)
-            if found is None:
-                self._to_announce.append(execution)
+            kept = self._ask_for((BeatIn(*execution.key, started=False),))
+            if kept is not None and (found := kept.get(execution.leased.id)) is not None:
+                self._take(execution, found)
+                if found.action != "continue":
+                    continue
+            if kept is not None and self._channels.reserve(execution):
+                self._loop.call_soon_threadsafe(execution.start)
             else:
-                self._take([execution], {found.id: found})
-                if found.action == "continue":
-                    self._loop.call_soon_threadsafe(execution.start)
+                self._to_confirm.append(execution)
 
     # The event loop --------------------------------------------------------------------------
 

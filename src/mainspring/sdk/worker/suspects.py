@@ -141,8 +141,8 @@ class StartChannels:
             return False
         stream = self._open_one()
         if stream is not None:
-            options = self._options
-            body = HeartbeatIn(options.name, options.incarnation, (BeatIn(*execution.key),))
+            options, beat = self._options, BeatIn(*execution.key, alone=execution.alone)
+            body = HeartbeatIn(options.name, options.incarnation, (beat,))
             channel = _StartChannel(stream, execution, stream.encode(HEARTBEAT, body))
             self._reserved.append(channel)
             execution.on_begin = channel.send

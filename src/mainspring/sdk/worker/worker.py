@@ -61,8 +61,8 @@ class Worker:
         self._keys: set[tuple[UUID, int]] = set()
         self._exclusive: WorkerExecution | None = None
         """The execution beside which nothing may run, as it was lost with its workers before."""
-        self._announced: WorkerExecution | None = None
-        """The last such execution whose start was announced."""
+        self._confirmed: WorkerExecution | None = None
+        """The last such execution whose lease the heartbeat thread was told to confirm."""
         self._left_behind = False
         """Whether code of an abandoned execution may still run."""
         self._draining = False
@@ -224,7 +224,7 @@ class Worker:
             self._exclusive = execution
             for each in self._lanes:
                 each.closed = True
-            self._announce_exclusive()
+            self._start_exclusive()
         elif execution.leased.suspect and not execution.runner.apart:
             self._suspects.add(execution)
         elif self._suspects.busy:
@@ -232,15 +232,16 @@ class Worker:
         else:
             execution.start()
 
-    def _announce_exclusive(self) -> None:
-        """Announce it once all others are over and acknowledged. After too long a wait it is
-        released (`_has_waited_enough`), and comes again to a worker that holds nothing."""
+    def _start_exclusive(self) -> None:
+        """Start it once all others are over and acknowledged, and its lease is confirmed. After too
+        long a wait it is released (`_has_waited_enough`), and comes again to a worker that holds
+        nothing."""
         execution = self._exclusive
-        if execution is None or execution is self._announced or len(self._executions) > 1:
+        if execution is None or execution is self._confirmed or len(self._executions) > 1:
             return
-        self._announced = execution
+        self._confirmed = execution
         execution.alone = not self._left_behind
-        self._heartbeats.announce(execution)
+        self._heartbeats.start_alone(execution)
 
     def _has_waited_enough(self, execution: WorkerExecution, now: float) -> bool:
         if execution is not self._exclusive or execution.started or len(self._executions) == 1:
@@ -280,7 +281,7 @@ class Worker:
         if len(self._done) > _MOST_REMEMBERED:
             self._done.popitem(last=False)
         if self._exclusive is not None:
-            self._announce_exclusive()
+            self._start_exclusive()
 
     def _leased(self) -> list[WorkerExecution]:
         return list(self._executions)
