@@ -24,7 +24,7 @@ import msgspec
 
 from benchmarks.harness import Bench, bench, cpu_seconds, free_port, memory_mb, percentile
 from benchmarks.lifecycle import Feed
-from mainspring.execution.guard import EgressRules, parse_networks
+from mainspring.execution.egress_guard import EgressRules, parse_networks
 from mainspring.execution.sender import ThreadSender
 from mainspring.execution.transfers import SenderSettings, TransferReply, TransferRequest
 from mainspring.postgres.database import Database, DatabaseOptions

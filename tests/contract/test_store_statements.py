@@ -15,7 +15,7 @@ TABLES = {
         "column": "finished_at",
         "expiring": "effects",
     },
-    "ledger_retention": {"table": "occurrences_default"},
+    "occurrence_retention": {"table": "occurrences_default"},
     "tenants": {"table": "tasks"},
 }
 """Examples of what statements of these files are filled with."""

@@ -14,7 +14,7 @@ from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.upkeep.ledger_retention import LedgerRetention, delete_ledger
+from mainspring.store.upkeep.occurrence_retention import LedgerRetention, delete_ledger
 from mainspring.store.upkeep.table_changes import Round
 from support.evidence import Evidence, backup_of, waits_for_a_lock
 from support.waiting import eventually

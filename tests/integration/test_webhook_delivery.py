@@ -14,7 +14,7 @@ from mainspring.clock import monotonic
 from mainspring.domain.execution import Outcome, Report
 from mainspring.domain.task import SealedHeaders
 from mainspring.domain.webhook import SigningKey, WebhookProfile
-from mainspring.execution.guard import EgressRules
+from mainspring.execution.egress_guard import EgressRules
 from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.signing import format_secret

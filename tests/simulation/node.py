@@ -24,7 +24,6 @@ from mainspring.execution.port import ReportSink
 from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.housekeeping import Housekeeper
-from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.node import Node
@@ -32,6 +31,7 @@ from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Announcer, Signals
 from mainspring.node.state import NodeState
+from mainspring.node.window_loader import Loader
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.node.workers.mailbox import Mailbox
 from mainspring.observe.metrics import Metrics

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from uuid import UUID
 
-from mainspring.execution.guard import EgressRules, parse_networks
+from mainspring.execution.egress_guard import EgressRules, parse_networks
 from mainspring.execution.sender import ThreadSender
 from mainspring.execution.transfers import SenderSettings, TransferReply, TransferRequest
 

@@ -13,7 +13,7 @@ from mainspring.domain.execution import Execution, Report
 from mainspring.domain.retry import RetryPolicy
 from mainspring.domain.task import SealedHeaders, Target, TaskSpec
 from mainspring.domain.webhook import WebhookProfile
-from mainspring.execution.guard import EgressRules, parse_networks
+from mainspring.execution.egress_guard import EgressRules, parse_networks
 from mainspring.execution.http import HttpExecutor, HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings

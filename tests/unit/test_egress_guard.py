@@ -3,7 +3,7 @@
 import pytest
 
 from mainspring.domain.urls import host_problem, url_problem
-from mainspring.execution.guard import (
+from mainspring.execution.egress_guard import (
     EgressRules,
     origin_of,
     parse_networks,

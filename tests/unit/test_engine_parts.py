@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.domain.lateness import Cause, blame
+from mainspring.engine.lateness_ledger import Bucket
 from mainspring.engine.leases import HeldLease, HeldLeases
-from mainspring.engine.ledger import Bucket
 from mainspring.engine.running import RunningTask, RunningTasks
 from mainspring.engine.timer import Timer
 from support.rows import task_id

@@ -22,9 +22,9 @@ from mainspring.errors import NothingSent, StoreUnavailable
 from mainspring.lifecycle import Supervisor
 from mainspring.node import retrying as jobs
 from mainspring.node.dispatcher import Dispatcher
-from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
+from mainspring.node.window_loader import Loader
 from mainspring.store.claims import EngineStore, Woken
 from mainspring.store.keys import KeyStore
 from mainspring.store.task_refs import Seen

@@ -10,9 +10,9 @@ from mainspring.domain.partitions import Ownership
 from mainspring.domain.tenant import TenantLimits
 from mainspring.engine.core import Engine, EngineSettings
 from mainspring.engine.leases import HeldLease
-from mainspring.node.loader import Loader
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.state import NodeState
+from mainspring.node.window_loader import Loader
 from mainspring.store.claims import Woken
 from support.manual_clock import ManualClock
 from support.waiting import eventually

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from mainspring.engine.shares import SlotQuota
-from mainspring.execution.guard import CallOrigin
+from mainspring.execution.egress_guard import CallOrigin
 from mainspring.execution.send_queues import Caps, SendQueues
 
 A, B = CallOrigin("a", 80), CallOrigin("b", 80)

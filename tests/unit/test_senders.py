@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from mainspring.execution.guard import EgressRules, parse_networks
+from mainspring.execution.egress_guard import EgressRules, parse_networks
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender
 from mainspring.execution.transfers import (
     Key,

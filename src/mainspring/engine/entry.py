@@ -6,7 +6,7 @@ from mainspring.domain.capability import line_of, takes_slot
 from mainspring.domain.lateness import WORTH_TELLING, Cause, Waited, account_for
 from mainspring.domain.rows import StreamKey, TaskRow
 from mainspring.engine.demand import LeaseHolder, Poll
-from mainspring.engine.ledger import Stamp
+from mainspring.engine.lateness_ledger import Stamp
 
 
 class Phase(Enum):

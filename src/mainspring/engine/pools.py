@@ -19,7 +19,7 @@ from mainspring.domain.lateness import Cause
 from mainspring.engine.demand import LeaseHolder, Poll, RemoteDemand, WorkerSession
 from mainspring.engine.entry import Entry
 from mainspring.engine.gates import RunningGate, Turns
-from mainspring.engine.ledger import Bucket
+from mainspring.engine.lateness_ledger import Bucket
 
 _TELL_AGAIN = 0.5
 _NEVER = (inf, 0)

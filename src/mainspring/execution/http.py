@@ -20,7 +20,7 @@ from mainspring.domain.urls import host_problem
 from mainspring.domain.webhook import WebhookProfile
 from mainspring.errors import MainspringError
 from mainspring.execution import headers, responses
-from mainspring.execution.guard import CallOrigin, EgressRules, origin_of
+from mainspring.execution.egress_guard import CallOrigin, EgressRules, origin_of
 from mainspring.execution.port import Executor, ReportSink
 from mainspring.execution.send_queues import Caps, SendQueues
 from mainspring.execution.sender import LoopSender, Sender, ThreadSender

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from mainspring.execution.guard import CallOrigin
+from mainspring.execution.egress_guard import CallOrigin
 
 T = TypeVar("T")
 

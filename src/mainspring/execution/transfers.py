@@ -18,7 +18,7 @@ from uuid import UUID
 import pycurl
 
 from mainspring.domain.webhook import TlsIdentity
-from mainspring.execution.guard import EgressRules
+from mainspring.execution.egress_guard import EgressRules
 
 Key = tuple[UUID, int]
 """The key of an execution: the task's id and the fence."""

@@ -19,13 +19,13 @@ from mainspring.node.deadlines import Deadlines
 from mainspring.node.dispatcher import Dispatcher
 from mainspring.node.eager_leases import EagerLease
 from mainspring.node.housekeeping import Housekeeper
-from mainspring.node.loader import Loader
 from mainspring.node.materializer import Materializer
 from mainspring.node.membership import Membership
 from mainspring.node.partition_loader import PartitionLoader
 from mainspring.node.recorder import Recorder
 from mainspring.node.signals import Announcer, Signals
 from mainspring.node.state import NodeState
+from mainspring.node.window_loader import Loader
 from mainspring.node.workers.lease_service import LeaseService
 from mainspring.store.creation import EagerLeaseOffer, NewTask
 from mainspring.store.workflows.step_rows import Moved

@@ -34,7 +34,7 @@ from mainspring.store.schedules.schedules import (
     Template,
 )
 from mainspring.store.task_refs import owner_of
-from mainspring.store.upkeep import ledger_retention
+from mainspring.store.upkeep import occurrence_retention
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ class ScheduleService:
             return False
         check(locked)
         await SQL["delete_schedule"].run(connection, tenant_id=tenant_id, schedule_id=schedule_id)
-        await ledger_retention.delete_ledger(connection, tenant_id, schedule_id)
+        await occurrence_retention.delete_ledger(connection, tenant_id, schedule_id)
         subject = str(schedule_id)
         await write_entry(connection, tenant_id, actor, "schedule.deleted", subject)
         return True

@@ -12,7 +12,7 @@ from mainspring.config import Config, environment_of_programs
 from mainspring.domain import apikey
 from mainspring.domain.apikey import KeyText
 from mainspring.errors import ConfigError, MigrationError
-from mainspring.execution import guard
+from mainspring.execution import egress_guard
 from mainspring.execution.http import HttpSettings
 from mainspring.execution.send_queues import Caps
 from mainspring.execution.transfers import SenderSettings
@@ -109,12 +109,12 @@ def archive_of(config: Config) -> ArchiveHook | None:
     return ArchiveCommand(config.archive_command, environment, direct_url(config))
 
 
-def egress_of(config: Config) -> guard.EgressRules:
+def egress_of(config: Config) -> egress_guard.EgressRules:
     """Return the installation's rules for what webhooks may call."""
     try:
-        allow = guard.parse_networks(config.egress_allow)
-        deny = guard.parse_networks(config.egress_deny)
-        return guard.EgressRules(allow, deny, config.egress_ports)
+        allow = egress_guard.parse_networks(config.egress_allow)
+        deny = egress_guard.parse_networks(config.egress_deny)
+        return egress_guard.EgressRules(allow, deny, config.egress_ports)
     except ValueError as error:
         raise ConfigError([f"egress_allow, egress_deny or egress_ports: {error}"]) from None
 

@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, Store
 from mainspring.store.tenants import TenantStore
-from mainspring.store.upkeep.ledger_retention import LedgerRetention
+from mainspring.store.upkeep.occurrence_retention import LedgerRetention
 from mainspring.store.upkeep.statistics import analyze_if_grown
 from mainspring.store.upkeep.table_changes import (
     LARGEST_DEFAULT,

@@ -27,7 +27,7 @@ from mainspring.store.upkeep.table_changes import (
 )
 from mainspring.store.upkeep.table_changes import SQL as TABLES
 
-SQL = queries.load("ledger_retention")
+SQL = queries.load("occurrence_retention")
 
 _LEDGER = "occurrences"
 _DEFAULT = "occurrences_default"
