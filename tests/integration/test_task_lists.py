@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -290,12 +291,14 @@ def random_rows(seed: int, count: int) -> list[Row]:
     rows = []
     for number in range(count):
         created = NOW - timedelta(days=2, seconds=-number)
+        due = NOW + timedelta(days=rng.randint(-2, 2), seconds=rng.randint(0, 1))
+        state = rng.choice([state.value for state in TaskState])
         rows.append(
             Row(
                 ids.make(created.timestamp()),
                 created,
-                NOW + timedelta(days=rng.randint(-2, 2), seconds=rng.randint(0, 1)),
-                rng.choice([state.value for state in TaskState]),
+                min(due, NOW) if state == TaskState.RUNNING else due,  # nothing starts early
+                state,
                 rng.choice(("default", "default", "mails")),
                 rng.choice((None, None, *NAMES)),
                 rng.choice((None, {}, {"k": "1"}, {"k": "2", "l": "1"})),
@@ -307,9 +310,10 @@ def random_rows(seed: int, count: int) -> list[Row]:
 
 
 def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> None:
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, ExitStack() as stack:
         database = Database(DatabaseOptions(database_url, connections=2))
         runner.run(database.open())
+        stack.callback(lambda: runner.run(database.close()))
         tenant_id, rows = runner.run(_two_tenants(database))
 
         @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -337,7 +341,6 @@ def test_every_combination_of_filters_shows_what_it_means(database_url: str) -> 
             assert shown == expected if timeout > 0 else shown == expected[: len(shown)]
 
         explore()
-        runner.run(database.close())
 
 
 async def _two_tenants(database: Database) -> tuple[int, list[Row]]:
