@@ -43,6 +43,8 @@ class _Armed:
 
 def arm(name: str | None, nth: int = 1) -> None:
     """Make this process die, by SIGKILL, when it reaches the point for the nth time."""
+    if name is not None and name not in POINTS:
+        raise ValueError(f"there is no crash point {name!r}")
     _Armed.name, _Armed.passes = name, nth - 1
 
 

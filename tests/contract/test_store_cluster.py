@@ -1,5 +1,6 @@
 """Who is alive and who owns what: the moves of nodes and partitions."""
 
+from dataclasses import replace
 from uuid import uuid4
 
 import asyncpg
@@ -143,6 +144,15 @@ async def test_a_node_of_another_server_is_no_member(stores: StoreSet) -> None:
     heir = await stores.join()
     assert await stores.inspect.node(ownership.node_id) == (ownership.epoch + 1, "dead")
     assert await stores.cluster.take_over(heir.node_id, heir.epoch, [3]) == [3]
+
+
+async def test_a_node_of_a_database_set_back_takes_nothing(stores: StoreSet) -> None:
+    """It knows of more heartbeats than the database."""
+    node = await stores.join()
+    assert await stores.cluster.take_over(node.node_id, node.epoch, [3], beats=1) == []
+    known = replace(node, beats=1)
+    assert await stores.cluster.hand_over(known, {}) is None
+    assert await stores.cluster.take_over(node.node_id, node.epoch, [3]) == [3]
 
 
 async def test_partition_epochs_rise_with_another_server(stores: StoreSet) -> None:

@@ -329,8 +329,9 @@ async def test_one_lease_counts_as_started_unless_other_nodes_lease(
     worker = patient_node.worker()
     assert await worker.lease(running=[])
     if elsewhere:
-        tenant = await patient_node.server.keys.ensure_tenant("workshop")
-        await WorkerStore(database).note_held(uuid4(), {(tenant, "w1"): 0})
+        tenant, other = await patient_node.server.keys.ensure_tenant("workshop"), uuid4()
+        await database.fetch("INSERT INTO nodes (id, name, version) VALUES ($1, 'two', '0')", other)
+        await WorkerStore(database).note_held(other, {(tenant, "w1"): 0})
     await worker.restarted().lease(running=[])
     (lost,) = await patient_node.executions(there)
     assert ("not known to have begun" in lost["error"]["message"]) == elsewhere

@@ -109,11 +109,13 @@ class MemoryCluster:
         self.committed("declare_dead")
         return True
 
-    def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
+    def take_over(
+        self, node_id: UUID, epoch: int, wanted: Collection[int], beats: int = 0
+    ) -> list[int]:
         node = self.tables.nodes.get(node_id)
         if node is None or node.epoch != epoch or node.state != "active":
             return []
-        if node.server != self.server:
+        if node.server != self.server or node.beats < beats:
             return []
         free = [p for p in sorted(wanted) if not self._has_living_owner(p)]
         for partition in free:

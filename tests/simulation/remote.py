@@ -239,8 +239,8 @@ _ANSWERS: dict[str, Callable[..., object]] = {
     "declare_dead": lambda store, node_id, ttl: (
         node_id if store.declare_dead(node_id, ttl) else None
     ),
-    "take_over": lambda store, node_id, epoch, partitions: [
-        MemoryRecord(partition=p) for p in store.take_over(node_id, epoch, partitions)
+    "take_over": lambda store, node_id, epoch, beats, partitions: [
+        MemoryRecord(partition=p) for p in store.take_over(node_id, epoch, partitions, beats)
     ],
     "hand_over": _hand_over,
 }

@@ -602,3 +602,20 @@ def test_a_cancel_before_the_answer_to_the_claim_is_remembered() -> None:
     cancelled = engine.leases.cancelled_during_claim(claimed)
     assert [held.id for held in cancelled] == [task_id(1)]
     assert engine.leases.cancelled_during_claim(claimed) == [], "once is enough"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_limits_that_change_while_a_task_waits_for_its_key(ends: bool) -> None:
+    """It stood in the queue before the limits were known, and waits for its key since then."""
+    engine = Engine(EngineSettings())
+    engine.extend_horizon(1000.0)
+    engine.own([0], [row(1, due=10.0, key="k"), row(9)], 0.0)
+    assert pick(engine) == []
+    engine.update([row(2, due=2.0, key="k")], 3.0)
+    assert pick(engine, 11.0) == []
+    engine.set_limits({1: TenantLimits()}, 12.0)
+    if ends:
+        engine.remove([task_id(2)], 20.0)
+    else:
+        engine.set_limits({1: TenantLimits(weight=2)}, 20.0)
+    assert numbers(pick(engine, 21.0)) == [9, 1]

@@ -14,12 +14,12 @@ from mainspring.clock import monotonic
 from mainspring.errors import InvalidRequest, Unreachable
 from mainspring.sdk.context import Context
 from mainspring.sdk.environment import Address
-from mainspring.sdk.http1 import Request, Response
+from mainspring.sdk.http1 import Origin, Request, Response
 from mainspring.sdk.worker import heartbeat_thread as heartbeat_module
 from mainspring.sdk.worker import suspects
 from mainspring.sdk.worker.execution import Runner, WorkerExecution
 from mainspring.sdk.worker.heartbeat_thread import HeartbeatThread
-from mainspring.sdk.worker.nodes import Nodes
+from mainspring.sdk.worker.nodes import Nodes, Stream
 from mainspring.sdk.worker.options import WorkerOptions
 from mainspring.sdk.worker.outcomes import RELEASED, Ending, ReportedOutcome
 from mainspring.sdk.worker.protocol import Leases, ServerClock
@@ -153,6 +153,8 @@ class Server:
         self.answers: list[Any] = []
         self.asked: list[Any] = []
         self.heard = threading.Event()
+        self.connections_asked = 0
+        self.there: socket.socket | None = None
 
     async def ask_any(self, _path: str, body: Any, _answer: Any, **_how: Any) -> Any:
         self.asked.append(body)
@@ -165,8 +167,13 @@ class Server:
             return PulsesOut([PulseOut(id=beat.id, action=answer) for beat in body.running])
         return JudgedListOut([JudgedOut(outcome.id, "accepted") for outcome in body.outcomes])
 
-    def stream(self, _within: float) -> Any:
-        raise Unreachable("there are no connections here")
+    def stream(self, _within: float) -> Stream:
+        """The first time there is no connection to be had."""
+        self.connections_asked += 1
+        if self.connections_asked == 1:
+            raise Unreachable("nobody is there")
+        here, self.there = socket.socketpair()
+        return Stream(here, Origin.of("http://node"), {})
 
     def beats(self) -> list[tuple[bool, bool]]:
         beats = [beat for body in self.asked for beat in body.running]
@@ -260,7 +267,30 @@ class TestHeartbeats:
             return one.started
 
         await eventually(started, within=5, what="it is started")
-        assert found.server.beats() == [(False, False)] * 3, "the worker may die before it begins"
+        assert found.server.beats() == [(False, False)] * 4, "the worker may die before it begins"
+        assert one.begin()
+        assert found.server.there is not None
+        found.server.there.settimeout(5)
+        assert b'"alone":true' in found.server.there.recv(10_000)
+        found.server.there.close()
+
+    async def test_an_older_node_confirms_a_lease_as_begun(
+        self, beating: Callable[..., Heartbeats]
+    ) -> None:
+        """It is not told of what has not begun; its answer counts all the same."""
+        one = attempt(lease=900.0)
+        one.alone = True
+        found = beating()
+
+        async def answer(_path: str, body: Any, _answer: Any, **_how: Any) -> Any:
+            found.server.asked.append(body)
+            return PulsesOut([PulseOut(id=b.id, action="lost") for b in body.running if b.started])
+
+        found.server.ask_any = answer  # type: ignore[method-assign]
+        assert await asyncio.to_thread(found.heartbeat_thread._is_decided, one)
+        await asyncio.sleep(0)
+        assert (one.started, one.ending) == (False, "lost")
+        assert found.server.beats() == [(False, False), (True, False)]
 
     async def test_what_begins_while_an_older_node_answers_goes_on(
         self, beating: Callable[..., Heartbeats]
@@ -521,6 +551,14 @@ class TestOlderNodes:
         )
         assert [kept.id for kept in answer.tasks] == [begun.leased.id, alone.leased.id]
         assert {name for beat in node.asked[-1]["running"] for name in beat} == {"id", "fence"}
+
+    def test_a_start_is_reported_in_their_words(self) -> None:
+        one, (here, there) = attempt(), socket.socketpair()
+        body = HeartbeatIn("w", "1", (BeatIn(*one.key, alone=True),))
+        with here, there:
+            for older in (False, True):
+                stream = Stream(here, Origin.of("http://old"), {}, older)
+                assert (b"alone" in stream.encode("/v1/leases/heartbeat", body)) != older
 
     async def test_what_they_refuse_all_the_same_is_an_error(
         self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch

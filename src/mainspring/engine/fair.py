@@ -93,6 +93,7 @@ class FairQueue:
     def push(self, entry: Entry, now: float) -> None:
         """Queue a task that is due."""
         entry.phase, entry.ready_at = Phase.READY, now
+        entry.entered = None  # what it waited for before, if it was queued, is accounted for
         tenant = self._tenant(entry.row.tenant_id)
         self._count_waiting(tenant, entry, 1)
         key = entry.row.concurrency_key

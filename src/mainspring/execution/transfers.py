@@ -347,8 +347,10 @@ class _Poll:
 
     def wait(self, seconds: float | None, most: int = -1) -> list[tuple[int, int]]:
         if self._epoll:
-            return list(self._poll.poll(seconds, most))
-        return list(self._poll.poll(None if seconds is None else seconds * 1000))
+            found: list[tuple[int, int]] = self._poll.poll(seconds, most)
+        else:
+            found = self._poll.poll(None if seconds is None else seconds * 1000)
+        return found
 
     def close(self) -> None:
         if self._epoll:

@@ -184,7 +184,8 @@ class Membership:
         return alive
 
     async def _take_over(self, cluster: ClusterStore, orphans: Collection[int]) -> set[int]:
-        taken = await cluster.take_over(self._state.node_id, self._state.epoch, orphans)
+        state = self._state
+        taken = await cluster.take_over(state.node_id, state.epoch, orphans, state.beats)
         crash_points.reach("takeover.committed")
         if taken:
             log.info("took partitions over", action="node.took_over", partitions=len(taken))

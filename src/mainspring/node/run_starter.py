@@ -213,10 +213,14 @@ class RunStarter:
         execution, node = found.execution, self._state.node_id
         try:
             wanted = msgspec.json.decode(execution.payload, type=RunRequest)
+        except (msgspec.MsgspecError, RecursionError) as problem:
+            self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
+            return
+        try:
             moved = await self._runs.begin(
                 self._state.ownership(), execution, wanted.workflow, wanted.input
             )
-        except (msgspec.MsgspecError, RecursionError, *REFUSED) as problem:
+        except REFUSED as problem:
             # Asking again is of no use, and the others wait.
             self._report_end(found, Outcome.FAILED, TaskError("bad-payload", str(problem)[:300]))
             return

@@ -155,7 +155,7 @@ def _declared(function: Any) -> dict[str, Any]:
     """Return the fields of a step that calls a function."""
     if isinstance(function, DeclaredStep):
         raise TypeError(f"{function.id!r} is a step already: give its function itself")
-    if hasattr(function, "as_step"):  # a task: it has a name and options of its own
+    if hasattr(type(function), "as_step"):  # a task: it has a name and options of its own
         return dict(function.as_step())
     name = getattr(function, "__name__", None)
     if not callable(function) or name is None:

@@ -29,7 +29,6 @@ from mainspring.store.task_refs import (
 )
 
 SQL = queries.load("claims")
-WORKERS = queries.load("workers")
 
 _LONE_PARTITION_TIMEOUT = 60.0
 NO_WAITS: Mapping[UUID, Waited] = {}
@@ -116,7 +115,7 @@ class EngineStore(OutcomeStore):
         self, node_id: UUID, workers: Collection[tuple[int, str]]
     ) -> set[tuple[int, str]]:
         """Return those of these workers that have held tasks of other nodes' partitions."""
-        rows = await WORKERS["served_elsewhere"].fetch(
+        rows = await SQL["served_elsewhere"].fetch(
             self._database,
             node_id=node_id,
             tenant_ids=[tenant for tenant, _ in workers],

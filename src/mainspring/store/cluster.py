@@ -136,10 +136,12 @@ class ClusterStore:
         )
         return await silenced is not None
 
-    async def take_over(self, node_id: UUID, epoch: int, wanted: Collection[int]) -> list[int]:
+    async def take_over(
+        self, node_id: UUID, epoch: int, wanted: Collection[int], beats: int = 0
+    ) -> list[int]:
         """Take partitions without a living owner; return those we got."""
         rows = await SQL["take_over"].fetch(
-            self._connection, node_id=node_id, epoch=epoch, partitions=list(wanted)
+            self._connection, node_id=node_id, epoch=epoch, beats=beats, partitions=list(wanted)
         )
         return [row["partition"] for row in rows]
 

@@ -71,7 +71,7 @@ class KeyOwner:
     `waits`: how long the operation may wait before it is served; two polls must not overlap."""
 
     tenant_id: int
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     waits: float = 0.0
 
 

@@ -217,19 +217,34 @@ class HeartbeatThread(threading.Thread):
     def _confirm(self, _now: float) -> None:
         """Have leases confirmed, again and again until an answer or their end, and let what was
         leased alone begin. That it began is proven by its own report: a worker may die before."""
-        waiting, self._to_confirm = self._to_confirm, []
-        for execution in waiting:
-            if execution.finished or execution.ending is not None:
-                continue
-            kept = self._ask_for((BeatIn(*execution.key, started=False),))
-            if kept is not None and (found := kept.get(execution.leased.id)) is not None:
-                self._take(execution, found)
-                if found.action != "continue":
-                    continue
-            if kept is not None and self._channels.reserve(execution):
-                self._loop.call_soon_threadsafe(execution.start)
-            else:
-                self._to_confirm.append(execution)
+        for execution in list(self._to_confirm):
+            if self._is_decided(execution):
+                self._to_confirm.remove(execution)
+
+    def _is_decided(self, execution: WorkerExecution) -> bool:
+        """Whether the execution was told to begin, or is not to."""
+        if execution.finished or execution.ending is not None:
+            return True
+        found = self._ask_about(execution)
+        if found is None:
+            return False
+        self._take(execution, found)
+        if found.action != "continue":
+            return True
+        if not self._channels.reserve(execution):
+            return False
+        self._loop.call_soon_threadsafe(execution.start)
+        return True
+
+    def _ask_about(self, execution: WorkerExecution) -> PulseOut | None:
+        """Return the decision about a lease; an older node knows only of what has begun."""
+        for beat in (BeatIn(*execution.key, started=False), BeatIn(*execution.key)):
+            kept = self._ask_for((beat,))
+            if kept is None:
+                return None
+            if execution.leased.id in kept:
+                return kept[execution.leased.id]
+        return None
 
     # The event loop --------------------------------------------------------------------------
 

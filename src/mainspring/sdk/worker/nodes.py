@@ -44,8 +44,12 @@ class Stream:
     connection: socket.socket
     origin: Origin
     headers: dict[str, str]
+    older: bool = False
+    """Whether its node refuses new fields."""
 
     def encode(self, path: str, body: object) -> bytes:
+        if self.older:
+            body = for_older_node(body) or body
         request = Request("POST", path, self.headers, msgspec.json.encode(body))
         return encode_request(self.origin, request)
 
@@ -113,7 +117,7 @@ class Nodes:
     ) -> T:
         """Send a request to one node; if that refuses new fields, without them."""
         older = for_older_node(body)
-        if older is not None and self._older.get(url, 0.0) <= monotonic():
+        if older is not None and not self._is_older(url):
             try:
                 return await self._ask(url, path, body, answer, within=within, blocking=blocking)
             except (MalformedRequest, InvalidRequest):
@@ -157,9 +161,13 @@ class Nodes:
 
     def stream(self, within: float) -> Stream:
         """Open a connection to a node that answers, for writing to it directly. It blocks."""
-        transport = self._transport(self._in_order()[0], True)
+        url = self._in_order()[0]
+        transport, older = self._transport(url, True), self._is_older(url)
         assert isinstance(transport, BlockingTransport)
-        return Stream(transport.connect(within), transport.origin, self._headers)
+        return Stream(transport.connect(within), transport.origin, self._headers, older)
+
+    def _is_older(self, url: str) -> bool:
+        return self._older.get(url, 0.0) > monotonic()
 
     async def close(self) -> None:
         for transport in self._transports.values():

@@ -135,11 +135,13 @@ class StartChannels:
 
     def reserve(self, execution: WorkerExecution) -> bool:
         """Give an execution a connection on which to report its start; return False when all are
-        taken. If none can be opened, it begins without such a report."""
+        taken. If none can be opened, it begins without such a report, unless it runs alone."""
         self.recycle()
         if len(self._reserved) >= _MOST_CHANNELS:
             return False
         stream = self._open_one()
+        if stream is None and execution.alone:
+            return False  # nothing but its own report can show that it kills its worker
         if stream is not None:
             options, beat = self._options, BeatIn(*execution.key, alone=execution.alone)
             body = HeartbeatIn(options.name, options.incarnation, (beat,))

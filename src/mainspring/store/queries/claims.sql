@@ -74,6 +74,15 @@ WHERE partition = :partition AND NOT parked AND state = 'scheduled' AND tenant_i
 ORDER BY due_at
 LIMIT :limit;
 
+-- name: served_elsewhere
+-- Of these workers, those that have held tasks in the partitions of other nodes.
+SELECT DISTINCT l.tenant_id, l.name
+FROM worker_leases l
+JOIN unnest(:tenant_ids::integer[], :names::text[]) AS w (tenant_id, name)
+    ON w.tenant_id = l.tenant_id AND w.name = l.name
+JOIN nodes n ON n.id = l.node_id AND n.state = 'active'
+WHERE l.node_id <> :node_id;
+
 -- name: poll_wakes
 -- What others changed, at most so much of it, and off with those wakes of which the engine has heard
 -- (:heard). So a statement that is lost, or comes late, takes nothing away that is not known; what is read

@@ -119,7 +119,9 @@ RETURNING CASE WHEN n.state = 'dead' THEN n.id END;
 -- name: take_over
 -- Take partitions that nobody living owns. The node's own row proves that it is itself alive.
 WITH node AS MATERIALIZED (
-    SELECT id FROM nodes WHERE id = :node_id AND epoch = :epoch AND state = 'active' AND is_this_server(server_started)
+    SELECT id FROM nodes
+    WHERE id = :node_id AND epoch = :epoch AND state = 'active' AND beats >= :beats
+      AND is_this_server(server_started)
     FOR KEY SHARE
 ), free AS MATERIALIZED (
     SELECT p.partition FROM partitions p

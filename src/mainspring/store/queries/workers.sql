@@ -50,14 +50,6 @@ FROM unnest(:tenant_ids::integer[], :names::text[], :held::integer[]) AS h (tena
 ORDER BY h.tenant_id, h.name
 ON CONFLICT (tenant_id, name, node_id) DO UPDATE SET held = excluded.held;
 
--- name: served_elsewhere
--- Of these workers, those that have held tasks in the partitions of other nodes.
-SELECT DISTINCT l.tenant_id, l.name
-FROM worker_leases l
-JOIN unnest(:tenant_ids::integer[], :names::text[]) AS w (tenant_id, name)
-    ON w.tenant_id = l.tenant_id AND w.name = l.name
-WHERE l.node_id <> :node_id;
-
 -- name: list_workers
 SELECT w.name, w.incarnation, w.offer, w.about, w.leased, w.succeeded, w.failed, w.released,
     w.started_at, w.seen_at, w.seq,

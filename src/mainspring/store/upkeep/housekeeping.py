@@ -10,7 +10,7 @@ import asyncpg
 from mainspring.postgres import named_sql as queries
 from mainspring.postgres.database import Database, Store
 from mainspring.store.tenants import TenantStore
-from mainspring.store.upkeep.occurrence_retention import LedgerRetention
+from mainspring.store.upkeep.occurrence_retention import OccurrenceRetention
 from mainspring.store.upkeep.statistics import analyze_if_grown
 from mainspring.store.upkeep.table_changes import (
     LARGEST_DEFAULT,
@@ -50,7 +50,7 @@ class HousekeepingStore(Store):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._tables = TableChanges(database)
-        self.ledger = LedgerRetention(database)
+        self.ledger = OccurrenceRetention(database)
 
     async def hold_duty(self, node_id: UUID, lease: float, duty: str = "housekeeping") -> bool:
         """Become, or stay, the one node with this duty."""

@@ -33,7 +33,7 @@ _LEDGER = "occurrences"
 _DEFAULT = "occurrences_default"
 
 
-class LedgerRetention(Store):
+class OccurrenceRetention(Store):
     """Every method may be called again and again, and by more than one node."""
 
     def __init__(self, database: Database) -> None:

@@ -14,7 +14,7 @@ from mainspring.node.housekeeping import Housekeeper
 from mainspring.node.state import NodeState
 from mainspring.postgres.database import Database
 from mainspring.store.upkeep.housekeeping import HousekeepingStore
-from mainspring.store.upkeep.occurrence_retention import LedgerRetention, delete_ledger
+from mainspring.store.upkeep.occurrence_retention import OccurrenceRetention, delete_ledger
 from mainspring.store.upkeep.table_changes import Round
 from support.evidence import Evidence, backup_of, waits_for_a_lock
 from support.waiting import eventually
@@ -30,12 +30,12 @@ OLD_CLEARING = """
 
 
 @pytest.fixture
-async def ledger(database: Database) -> LedgerRetention:
+async def ledger(database: Database) -> OccurrenceRetention:
     return HousekeepingStore(database).ledger
 
 
 async def test_a_partition_covers_each_month_ahead(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     made = await ledger.make_partitions(days_ahead=35)
     assert made.done[0] == f"occurrences_m{datetime.now(UTC):%Y%m}"
@@ -46,7 +46,7 @@ async def test_a_partition_covers_each_month_ahead(
 
 
 async def test_a_month_begins_where_days_of_before_end(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     first = datetime.now(UTC).date().replace(day=1)
     second = first + timedelta(1)
@@ -60,7 +60,7 @@ async def test_a_month_begins_where_days_of_before_end(
 
 
 async def test_a_month_whose_lines_lie_in_the_default_stays(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     await add_lines(database, "now()", 1)
     assert await ledger.make_partitions(days_ahead=0) == Round()
@@ -68,7 +68,7 @@ async def test_a_month_whose_lines_lie_in_the_default_stays(
 
 
 async def test_nobody_waits_while_a_large_default_is_read(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     await add_lines(database, f"'{YEARS_AGO}'", 1)
     made = await ledger.make_partitions(days_ahead=0, largest_default=0)
@@ -78,7 +78,7 @@ async def test_nobody_waits_while_a_large_default_is_read(
 
 @pytest.mark.parametrize("nominal", [YEARS_AGO, FAR_AHEAD])
 async def test_lines_are_kept_by_when_they_were_decided(
-    ledger: LedgerRetention, database: Database, nominal: str
+    ledger: OccurrenceRetention, database: Database, nominal: str
 ) -> None:
     await add_lines(database, f"'{nominal}'", 5, decided="now() - interval '366 days'")
     await add_lines(database, f"'{nominal}'", 3, decided="now() - interval '364 days'")
@@ -102,7 +102,7 @@ async def test_a_round_of_housekeeping_keeps_lines_for_their_own_time(database: 
 
 
 async def test_an_old_month_is_archived_and_dropped(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     await make_old_month(database)
     await add_lines(database, f"'{YEARS_AGO}'", 3, decided="now() - interval '366 days'")
@@ -120,7 +120,7 @@ async def test_an_old_month_is_archived_and_dropped(
 
 
 async def test_a_day_that_an_older_node_made_is_dropped_too(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     await database.fetch(
         "CREATE TABLE public.occurrences_d20200105 PARTITION OF occurrences"
@@ -130,7 +130,7 @@ async def test_a_day_that_an_older_node_made_is_dropped_too(
 
 
 async def test_an_old_month_with_a_young_line_is_kept(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     await make_old_month(database)
     await add_lines(database, f"'{YEARS_AGO}'", 3, decided="now() - interval '366 days'")
@@ -142,7 +142,7 @@ async def test_an_old_month_with_a_young_line_is_kept(
 
 
 async def test_a_line_decided_at_that_moment_is_kept(
-    ledger: LedgerRetention, database: Database, database_url: str
+    ledger: OccurrenceRetention, database: Database, database_url: str
 ) -> None:
     await make_old_month(database)
     deciding = await asyncpg.connect(database_url)
@@ -157,7 +157,7 @@ async def test_a_line_decided_at_that_moment_is_kept(
 
 
 async def test_deciding_does_not_wait_for_a_backup_to_end(
-    ledger: LedgerRetention, database: Database, database_url: str
+    ledger: OccurrenceRetention, database: Database, database_url: str
 ) -> None:
     await make_old_month(database)
     async with asyncio.timeout(5), backup_of(database_url, "occurrences"):
@@ -169,7 +169,7 @@ async def test_deciding_does_not_wait_for_a_backup_to_end(
 
 
 async def test_clearing_does_not_hold_up_deciding(
-    ledger: LedgerRetention, database: Database, database_url: str
+    ledger: OccurrenceRetention, database: Database, database_url: str
 ) -> None:
     await add_lines(database, f"'{YEARS_AGO}'", 3, decided="now() - interval '366 days'")
     deciding = await asyncpg.connect(database_url)
@@ -202,7 +202,7 @@ async def test_the_ledger_stays_append_only(database: Database) -> None:
 
 
 async def test_many_lines_of_a_deleted_schedule_go_in_steps(
-    ledger: LedgerRetention, database: Database
+    ledger: OccurrenceRetention, database: Database
 ) -> None:
     schedule = await add_schedule(database)
     await add_lines(database, "now()", 7, schedule=schedule)
