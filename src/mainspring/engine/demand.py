@@ -1,4 +1,4 @@
-"""The demand of workers: a task is claimed only when a worker waits that can run it."""
+"""What workers ask for and hold, as values; `pools.py` matches them with tasks."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple

@@ -240,7 +240,8 @@ def sparse(column: list[T]) -> list[T]:
 
 
 def columns_of(fields: tuple[str, ...], rows: Sequence[object]) -> dict[str, list[Any]]:
-    """Return one array per field of these rows, as unnest() wants them, under its name."""
+    """Return one array per field of these rows, under its name, as unnest() of several arrays wants
+    them: one of nulls only is empty, and would not do for `= ANY`."""
     return {field: sparse(list(map(get, rows))) for field, get in _getters(fields)}
 
 

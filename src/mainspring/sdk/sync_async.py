@@ -91,7 +91,7 @@ def both(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Bot
 
 
 def each(function: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Each[P, T]:
-    """Decorate an async generator method of both clients."""
+    """Decorate a method of both clients that returns an async iterator."""
     return Each(function)
 
 

@@ -1,4 +1,5 @@
-"""Parts of a node that its settings define; each function reports what is wrong with its own."""
+"""Settings turned into what they define: databases and connections, keys, TLS, egress rules. Each
+function reports what is wrong with its own."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace

@@ -29,6 +29,8 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _MARGIN = 10.0
 _MOST_LISTED = 200
+_OVERFULL = 1.0
+"""Seconds between polls of a worker that holds more than it may list."""
 _BUSY_WAIT = 2.0
 _TOO_SOON = 0.9
 _LASTED = 1.0
@@ -244,7 +246,7 @@ class Leaser:
             self._worker.polls_interrupted()
         if held is None and any(task.alone for task in answer.tasks):
             # With more executions than it may list it looks idle: the same task comes again.
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_OVERFULL)
         return bool(answer.tasks), pace.rest(lasted, wait, began=new > 0)
 
 

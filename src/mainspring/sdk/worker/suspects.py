@@ -28,7 +28,10 @@ from mainspring.wire.workers import BeatIn, HeartbeatIn
 
 _MOMENT = 0.05
 """Seconds after which an execution that kills its process as it begins has done so."""
+_LOOK_EVERY = 0.01
 _LONGEST_WAIT = 5.0
+_SHARE_OF_TIMEOUT = 6
+"""A suspect waits for a sixth of its own timeout at most."""
 _LONGEST_START = 1.0
 
 _MOST_CHANNELS = 16
@@ -81,7 +84,7 @@ class Suspects:
             self._place(self._held_back.popleft())
         while self._beginning is None and self._waiting:
             execution = self._waiting[0]
-            longest = min(_LONGEST_WAIT, execution.leased.timeout / 6)
+            longest = min(_LONGEST_WAIT, execution.leased.timeout / _SHARE_OF_TIMEOUT)
             if execution.finished:
                 self._waiting.popleft()
             elif now - execution.began >= longest:
@@ -92,7 +95,7 @@ class Suspects:
             else:
                 break
         if self._timer is None and (self._beginning is not None or self._waiting):
-            self._timer = self._loop.call_later(0.01, self._look)
+            self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
 
     def _has_begun(self, execution: WorkerExecution, now: float) -> bool:
         if execution.finished or now - self._since >= _LONGEST_START:
