@@ -164,13 +164,14 @@ def passes(tests: Sequence[str], sources: Path) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="./dev mutants")
     parser.add_argument("files", nargs="*", default=FILES, help=", ".join(FILES))
+    parser.add_argument("--only", default="", metavar="TEXT", help="conditions that contain it")
     parser.add_argument("--list", action="store_true", help="name the conditions, break nothing")
     arguments = parser.parse_args()
     found = [
         mutant
         for file in arguments.files
         for mutant in mutants(file, (ROOT / QUERIES / f"{file}.sql").read_text())
-        if str(mutant) not in IMPLIED
+        if str(mutant) not in IMPLIED and arguments.only in str(mutant)
     ]
     if arguments.list:
         print(*found, sep="\n")
