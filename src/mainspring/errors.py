@@ -75,8 +75,7 @@ class StoreError(MainspringError, code="store"):
 
 
 class StoreUnavailable(StoreError, code="store-unavailable"):
-    """The database cannot be reached, or has a fault of its own. Whether the call took effect is
-    not known."""
+    """The database is away, or has a fault. Whether the call took effect is not known."""
 
 
 class NothingSent(StoreUnavailable):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.routes import document
 
 _ABSENT = "(absent)"
+_TEXTS = ("description", "summary", "detail")
 
 
 def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -28,7 +29,7 @@ def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any,
             yield from changes(one, other, f"{path}/{number}")
     elif before != after:
         text = path.rsplit("/", 1)[-1]
-        yield text if text in ("description", "summary") else path, before, after
+        yield text if text in _TEXTS else path, before, after
 
 
 def main() -> int:
