@@ -75,11 +75,12 @@ def account_for(waited: Waited | None, seconds: float, cause: str) -> Waited | N
     """Return an account that sums to these seconds: what is missing goes to the cause."""
     if seconds < WORTH_TELLING:
         return waited
-    known = waited or {}
-    rest = seconds - sum(known.values())
+    if not waited:
+        return {cause: round(seconds, 6)}
+    rest = seconds - sum(waited.values())
     if rest < _ROUNDING:
         return waited
-    return {**known, cause: round(known.get(cause, 0.0) + rest, 6)}
+    return {**waited, cause: round(waited.get(cause, 0.0) + rest, 6)}
 
 
 class Moments(NamedTuple):
