@@ -2,7 +2,9 @@
 with the revision as ETag."""
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct
@@ -25,30 +27,38 @@ no_such_schedule = missing("schedule")
 no_such_secret = missing("secret")
 no_such_workflow = missing("workflow")
 
-_sources: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+_Reader = tuple[list[str], Callable[[object], Iterable[object]]]
+_readers: dict[tuple[object, ...], list[_Reader]] = {}
+"""What is read of each source, by the kind of view, the sources and the fields that are given."""
 
 
 def view(kind: type[S], *sources: object, **given: object) -> S:
     """Return a struct with the fields that are given; every other field comes from the first
     source that has an attribute of its name."""
     key = (kind, *map(type, sources), *given)
-    found = _sources.get(key)
-    if found is None:
-        found = _sources[key] = [
-            (name, _source_of(name, sources))
-            for name in kind.__struct_fields__
-            if name not in given
-        ]
-    for name, source in found:
-        given[name] = getattr(sources[source], name)
+    readers = _readers.get(key)
+    if readers is None:
+        wanted = [name for name in kind.__struct_fields__ if name not in given]
+        readers = _readers[key] = _readers_of(wanted, sources)
+    for source, (names, read) in zip(sources, readers, strict=True):
+        given.update(zip(names, read(source), strict=True))
     return kind(**given)
 
 
-def _source_of(name: str, sources: tuple[object, ...]) -> int:
-    for index, source in enumerate(sources):
-        if hasattr(source, name):
-            return index
-    raise AttributeError(f"no source has {name!r}")
+def _readers_of(wanted: Sequence[str], sources: Sequence[object]) -> list[_Reader]:
+    names: list[list[str]] = [[] for _ in sources]
+    for name in wanted:
+        having = [index for index, source in enumerate(sources) if hasattr(source, name)]
+        if not having:
+            raise AttributeError(f"no source has {name!r}")
+        names[having[0]].append(name)
+    return [(each, _reader(each)) for each in names]
+
+
+def _reader(names: Sequence[str]) -> Callable[[object], Iterable[object]]:
+    if len(names) > 1:
+        return attrgetter(*names)  # a tuple, in one call
+    return lambda source: [getattr(source, name) for name in names]
 
 
 def instant(seconds: float) -> datetime:

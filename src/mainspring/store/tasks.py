@@ -47,7 +47,7 @@ _TELLING = 1.0
 """Maximum seconds to analyze after an insert; every node looks again soon."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _TaskColumns:
     """The columns that every reader of a task needs."""
 
@@ -71,7 +71,7 @@ class _TaskColumns:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredTask(_TaskColumns):
     """A task as it was found, unfinished or finished."""
 
@@ -92,7 +92,7 @@ class StoredTask(_TaskColumns):
     """What its worker reported last; known while it runs, and only where one task is read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LockedTask(_TaskColumns):
     """An unfinished task, as a change of it is decided on: while its row is locked."""
 
