@@ -35,15 +35,23 @@ MASK = "***"
 
 
 def task_out(task: StoredTask, *, with_payload: bool = True) -> TaskOut:
-    """Return the view of a stored task."""
+    """Return the view of a stored task. Its fields are named one by one, which takes a third of the
+    time of `view`: a page has hundreds of tasks."""
     spec, target = _read_spec(task.spec)
-    return task_view(
-        TaskOut, task, spec,
-        target=target,
-        payload=Raw(task.payload) if with_payload else UNSET,
-        result=raw_or_none(task.result),
-        progress=raw_or_none(task.progress),
-        lateness=task.lateness or {},
+    return TaskOut(
+        id=task.id, name=task.name, state=task.state, cancel_requested=task.cancel_requested,
+        target=target, payload=Raw(task.payload) if with_payload else UNSET,
+        run_at=task.run_at, due_at=task.due_at, expires_at=task.expires_at, queue=task.queue,
+        priority=task.priority, timeout=spec.timeout, sla=spec.sla, jitter=spec.jitter,
+        retry=retry_out(spec.retry),
+        concurrency=concurrency_out(task.concurrency_key, task.concurrency_limit),
+        requires=spec.requires, labels=task.labels or {}, attempts=task.attempts,
+        fence=task.fence, created_at=task.created_at, picked_at=task.picked_at,
+        started_at=task.started_at, finished_at=task.finished_at,
+        result=raw_or_none(task.result), progress=raw_or_none(task.progress), error=task.error,
+        sla_met=task.sla_met, blame=task.blame, lateness=task.lateness or {},
+        schedule_id=task.schedule_id, nominal_at=task.nominal_at,
+        workflow_run_id=task.workflow_run_id, step=task.step, replay_of=task.replay_of,
     )  # fmt: skip
 
 
